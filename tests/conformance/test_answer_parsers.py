@@ -132,7 +132,7 @@ def in_order_of(deltas: Sequence[Delta]) -> tuple[list[Delta], Finish]:
 
 @pytest.mark.parametrize("name", [*CHAINS, *FURTHER])
 @given(data=st.data())
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_how_a_text_is_cut_makes_no_difference(name: str, data: st.DataObject) -> None:
     text = data.draw(texts(name))
     whole = in_order_of(deltas_of(name, [text]))
@@ -144,7 +144,7 @@ def test_how_a_text_is_cut_makes_no_difference(name: str, data: st.DataObject) -
 
 @every_chain
 @given(pieces=st.lists(st.sampled_from(PLAIN)))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_plain_text_stays_whole(name: str, pieces: list[str]) -> None:
     content, reasoning, calls, _ = collected(deltas_of(name, pieces))
     text = "".join(pieces)

@@ -62,6 +62,7 @@ class Subject:
     executor: Executor
     spec: KvCacheSpec
     expected: Callable[[list[int], int], list[int]]  # the likeliest tokens after a prompt
+    processes: Sequence[int] = ()  # of its ranks, in their order
     steps: Iterator[int] = field(default_factory=lambda: iter(range(1, 10**6)))
 
     def step(self, *scheduled: ScheduledSequence, new: Sequence[NewSequence] = (), **copies: Any) -> StepResult:
@@ -149,8 +150,10 @@ def subject(
     if request.param == "fake":
         yield fake()
         return
+    before = children()
     with loaded(request.param, folder) as (executor, spec):
-        yield Subject(executor, spec, lambda prompt, count: answers[tuple(prompt)][:count])
+        processes = sorted(children() - before)
+        yield Subject(executor, spec, lambda prompt, count: answers[tuple(prompt)][:count], processes)
 
 
 def fake() -> Subject:
@@ -364,31 +367,26 @@ def test_log_probabilities(subject: Subject, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["uni", "mp"])
-def test_a_step_that_raises_is_the_last_or_costs_itself_only(
-    name: str, folder: Path, answers: Mapping[tuple[int, ...], list[int]]
-) -> None:
-    (prompt, *_) = PROMPTS
-    with loaded(name, folder) as (executor, _):
-        with pytest.raises(Exception, match=r"Error|index") as failure:
-            run(executor, StepPlan(1, [], [part(10**6, 0, 1)]))  # no such slot
-        if not isinstance(failure.value, ExecutorDead):
-            result = run(executor, StepPlan(2, [begin(0, prompt)], [part(0, 0, len(prompt))]))
-            assert sampled(result)[0] == answers[tuple(prompt)][:1]
-
-
-@pytest.mark.slow
-def test_a_lost_rank_is_the_end(folder: Path) -> None:
-    """The other ranks end too, instead of waiting for it in a collective."""
-    before = children()
-    with loaded("mp of two ranks", folder) as (executor, _):
-        _, second = sorted(children() - before)
-        os.kill(second, signal.SIGKILL)
-        for step in (1, 2):
-            with pytest.raises(ExecutorDead):
-                run(executor, StepPlan(step, [begin(0, PROMPTS[0])], [part(0, 0, 7)]))
-
-
-@pytest.mark.parametrize("name", ["uni", "mp"])
 def test_a_model_that_is_not_there_says_so(name: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=str(tmp_path)), loaded(name, tmp_path):
         pass
+
+
+# What ends an executor comes last, as all tests share it.
+@pytest.mark.parametrize("subject", ["uni", "mp"], indirect=True)
+def test_a_step_that_raises_is_the_last_or_costs_itself_only(subject: Subject) -> None:
+    with pytest.raises(Exception, match=r"Error|index") as failure:
+        subject.step(part(10**6, 0, 1))  # no such slot
+    if not isinstance(failure.value, ExecutorDead):
+        assert subject.generate(0, PROMPTS[0], 1) == subject.expected(PROMPTS[0], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", ["mp of two ranks"], indirect=True)
+def test_a_lost_rank_is_the_end(subject: Subject) -> None:
+    """The other ranks end too, instead of waiting for it in a collective."""
+    _, second = subject.processes
+    os.kill(second, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(ExecutorDead):
+            subject.step(part(0, 0, 7), new=[begin(0, PROMPTS[0])])

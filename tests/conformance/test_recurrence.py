@@ -18,18 +18,28 @@ from tests.support.recurrence import OPERATIONS, Operation, Part, delta_rule, he
 
 Gate = Literal["silu", "sigmoid"]
 LENGTHS = (9, 1, 1, 33, 2)
+SHORTER = (9, 1, 1, 18, 2)  # for the interpreter; one is longer than a tile of tokens, and than a chunk
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+# One operation of each Triton kernel, and both kinds of convolution.
+OF_KERNELS = ("convolution-with-bias", "gated-convolution-with-bias", "gated-units", "channels", "heads-of-70",
+              "delta-rule-by-key-strong")  # fmt: skip
+every_operation_and_half = pytest.mark.parametrize(
+    ("operation", "half"),
+    [(each, half) for each in OPERATIONS for half in (False, True) if not half or each.name in OF_KERNELS],
+    ids=lambda value: value.name if isinstance(value, Operation) else "half" if value else "float32",
+)
 
 
-def sequences(operation: Operation, dtype: torch.dtype) -> list[torch.Tensor]:
-    return [normal(length, operation.size, seed=5 + length, dtype=dtype) for length in LENGTHS]
+def sequences(operation: Operation, dtype: torch.dtype, lengths: tuple[int, ...] = LENGTHS) -> list[torch.Tensor]:
+    return [normal(length, operation.size, seed=5 + length, dtype=dtype) for length in lengths]
 
 
 def check_formula(
-    recurrence: Recurrence, operation: Operation, dtype: torch.dtype, tolerance: float | None = None
-) -> None:
-    tokens = sequences(operation, dtype)
+    recurrence: Recurrence, operation: Operation, dtype: torch.dtype, tolerance: float | None = None,
+    lengths: tuple[int, ...] = LENGTHS,
+) -> None:  # fmt: skip
+    tokens = sequences(operation, dtype, lengths)
     slots = (3, 0, 6, 1, 4)
     parts = [Part(slot, each) for slot, each in zip(slots, tokens, strict=True)]
     held = operation.states(torch.float32)
@@ -42,17 +52,18 @@ def check_formula(
 
 
 def in_pieces(
-    recurrence: Recurrence, operation: Operation, dtype: torch.dtype, stored: torch.dtype
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    recurrence: Recurrence, operation: Operation, dtype: torch.dtype, stored: torch.dtype,
+    lengths: tuple[int, ...] = LENGTHS,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
     """Returns outputs of each sequence computed alone in one go, and in pieces beside others in other slots."""
-    whole = []
-    for each in sequences(operation, dtype):
+    whole, tokens = [], sequences(operation, dtype, lengths)
+    for each in tokens:
         whole += operation(recurrence, operation.states(stored), [Part(2, each)])
     held, found = operation.states(stored), [each[:0] for each in whole]
     done = [0] * len(whole)
     while any(count < len(each) for count, each in zip(done, whole, strict=True)):
         parts, who = [], []
-        for index, each in enumerate(sequences(operation, dtype)):
+        for index, each in enumerate(tokens):
             step = 1 + (done[index] + index) % 4
             if done[index] < len(each):
                 parts.append(Part(6 - index, each[done[index] : done[index] + step], is_fresh=not done[index]))
@@ -83,50 +94,56 @@ def test_plain_in_pieces(operation: Operation, stored: torch.dtype) -> None:
         torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
 
 
-@every_operation
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_triton(monkeypatch: pytest.MonkeyPatch, operation: Operation, dtype: torch.dtype) -> None:
-    if dtype is torch.float16:
-        of_few_programs(monkeypatch)
-    check_formula(triton_recurrence(), operation, dtype)
-    check_formula(triton_recurrence(is_invariant=True), operation, dtype)
+@every_operation_and_half
+def test_triton(monkeypatch: pytest.MonkeyPatch, operation: Operation, half: bool) -> None:
+    """Prompts are in chunks, if the operation has any; by the next test they are not."""
+    of_few_programs(monkeypatch, tiles=1 if half else 2)
+    check_formula(triton_recurrence(), operation, torch.float16 if half else torch.float32, lengths=SHORTER)
 
 
-@every_operation
-@pytest.mark.parametrize("stored", [torch.float32, torch.float16], ids=str)
-def test_triton_in_pieces_bit_for_bit(
-    monkeypatch: pytest.MonkeyPatch, operation: Operation, stored: torch.dtype
-) -> None:
+@every_operation_and_half
+def test_triton_in_pieces_bit_for_bit(monkeypatch: pytest.MonkeyPatch, operation: Operation, half: bool) -> None:
+    """States are stored in float32, or in half the bits."""
     of_few_programs(monkeypatch)
-    pieces = in_pieces(triton_recurrence(is_invariant=True), operation, torch.float32, stored)
-    for whole, found in zip(*pieces, strict=True):
+    stored = torch.float16 if half else torch.float32
+    pieces = in_pieces(triton_recurrence(is_invariant=True), operation, torch.float32, stored, SHORTER)
+    for each, whole, found in zip(sequences(operation, torch.float32, SHORTER), *pieces, strict=True):
         assert torch.equal(whole, found)
+        if not half:
+            torch.testing.assert_close(whole.double(), operation.expected(each.double()), rtol=1e-5, atol=1e-5)
 
 
 # Operations that compute prompts in chunks, and where a token's time steps are, and keys if it has any.
-IN_CHUNKS = (
-    (heads_scan(), slice(420, 426), None), (heads_scan(64, (0.2, 0.9)), slice(384, 390), None),
-    (heads_scan(1, bias=False), slice(6, 12), None), (delta_rule(), slice(468, 474), slice(24, 48)),
-    (delta_rule(strongest=2.0), slice(468, 474), slice(24, 48)),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("operation", "steps", "keys"), IN_CHUNKS, ids=lambda each: getattr(each, "name", ""))
+SCAN, DELTA = (slice(420, 426), None), (slice(468, 474), slice(24, 48))
+IN_CHUNKS = {
+    "heads": (heads_scan(), *SCAN), "heads-bounded": (heads_scan(64, (0.2, 0.9)), slice(384, 390), None),
+    "heads-of-1": (heads_scan(1, bias=False), slice(6, 12), None), "delta": (delta_rule(), *DELTA),
+    "delta-strong": (delta_rule(strongest=2.0), *DELTA),
+}  # fmt: skip
 # Chunks of 64 tokens are for bfloat16, which the interpreter lacks and float32 stands in for.
-@pytest.mark.parametrize(("dtype", "chunk"), [(torch.float32, 16), (torch.float32, 64), (torch.float16, 16)], ids=str)
-def test_triton_in_chunks(
-    monkeypatch: pytest.MonkeyPatch, operation: Operation, steps: slice, keys: slice | None, dtype: torch.dtype,
-    chunk: int,
-) -> None:  # fmt: skip
+CHUNKS = [
+    *[(name, torch.float32, 16) for name in IN_CHUNKS],
+    *[(name, torch.float32, 64) for name in ("heads", "delta", "delta-strong")],
+    *[(name, torch.float16, 16) for name in ("heads-bounded", "delta-strong")],
+]  # fmt: skip
+# Tokens of three sequences, and those in the first of two steps: they fill chunks exactly, or in part, or are too few.
+PARTS = {16: ((51, 33, 24), (35, 32, 3)), 64: ((134, 65, 24), (70, 64, 3))}
+
+
+@pytest.mark.parametrize(("name", "dtype", "chunk"), CHUNKS, ids=str)
+def test_triton_in_chunks(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, chunk: int) -> None:
     """Prompts in two parts beside sequences that decode, with decays from hardly any to all, and equal keys."""
-    recurrence, held = triton_recurrence(), operation.states(torch.float32)
-    monkeypatch.setattr("engine_svc.kernels.chunked_scan.ChunkTiles.of", lambda tiles, *_: tiles._replace(chunk=chunk))
-    tokens = [normal(length, operation.size, seed=length, dtype=dtype) for length in (150, 97, 24)]
+    recurrence, (operation, steps, keys) = triton_recurrence(), IN_CHUNKS[name]
+    monkeypatch.setattr(
+        "engine_svc.kernels.chunked_scan.ChunkTiles.of", lambda tiles, *_: tiles._replace(chunk=chunk, columns=64)
+    )
+    held, (lengths, cuts) = operation.states(torch.float32), PARTS[chunk]
+    tokens = [normal(length, operation.size, seed=length, dtype=dtype) for length in lengths]
     for each in tokens:
         each[:, steps] *= torch.linspace(0, 9, len(each))[:, None].to(dtype)
         if keys:
             each[5:40, keys] = each[5, keys].clone()
-    cuts, found = (70, 96, 3), [each[:0, :0] for each in tokens]
+    found = [each[:0, :0] for each in tokens]
     for part in range(2):
         parts = [
             Part(2 * index, each[cut:] if part else each[:cut], is_fresh=not part)
@@ -146,9 +163,18 @@ def test_triton_norm(gates_first: bool) -> None:
     check_norm(triton_recurrence(), gates_first, torch.float16, "sigmoid")
 
 
-def of_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the kernels use few programs, because the interpreter runs one after the other."""
-    monkeypatch.setattr("engine_svc.recurrence.triton.columns", lambda _, dim: 1 << (dim - 1).bit_length())
+def of_few_programs(monkeypatch: pytest.MonkeyPatch, tiles: int = 1) -> None:
+    """Makes the kernels use few programs, because the interpreter runs one after the other.
+
+    Args:
+        tiles: how many tiles there are of what is no power of two: one that is larger, or two, the second one not full.
+    """
+
+    def columns(_: int, dim: int) -> int:
+        return 1 << max(0, (dim - 1).bit_length() + 1 - tiles)
+
+    monkeypatch.setattr("engine_svc.recurrence.triton.columns", columns)
+    monkeypatch.setattr("engine_svc.recurrence.triton.TILE_UNITS", columns(1, 300))
 
 
 def triton_recurrence(is_invariant: bool = False) -> Recurrence:
@@ -161,8 +187,14 @@ def triton_recurrence(is_invariant: bool = False) -> Recurrence:
 
 @every_level
 @every_operation
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("stored", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [
+        (torch.float32, torch.float32), (torch.float32, torch.float16), (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_native_in_pieces_bit_for_bit(
     operation: Operation, level: str, dtype: torch.dtype, stored: torch.dtype
 ) -> None:

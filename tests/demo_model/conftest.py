@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import transformers
 
+from demo_model import tokenizer as trained
 from demo_model.build import TOKENIZER_SEED
-from demo_model.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    return train_tokenizer(TOKENIZER_SEED)
+    """Trained on a part of the texts, which have enough words for a whole vocabulary."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trained, "_TEXTS", 5_000)
+        return trained.train_tokenizer(TOKENIZER_SEED)

@@ -55,13 +55,19 @@ def test_quire_and_transformers_agree(name: str) -> None:
         assert tokens(run(engine, prompts)) == expected
 
 
-@pytest.mark.parametrize("kind", probes())
-def test_a_few_of_each_score(kind: str) -> None:
-    """The card has the whole table; a few prompts of each kind show that these are the weights it is about."""
-    goal, some = probes()[kind]
-    chosen = some[:: max(1, len(some) // 30)]
+@pytest.fixture(scope="module")
+def demo() -> tuple[OfTransformers, transformers.PreTrainedTokenizerFast]:
     folder = FOLDER / "quire-demo"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
-    answers = answer(OfTransformers(folder, tokenizer), tokenizer, chosen)
+    return OfTransformers(folder, tokenizer), tokenizer
+
+
+@pytest.mark.parametrize("kind", probes())
+def test_a_few_of_each_score(demo: tuple[OfTransformers, transformers.PreTrainedTokenizerFast], kind: str) -> None:
+    """The card has the whole table; a few prompts of each kind show that these are the weights it is about."""
+    goal, some = probes()[kind]
+    chosen = some[:: max(1, len(some) // 15)]
+    model, tokenizer = demo
+    answers = answer(model, tokenizer, chosen)
     right = sum(probe.judge(text) for probe, (text, _) in zip(chosen, answers, strict=True))
     assert right / len(chosen) >= goal - 0.1

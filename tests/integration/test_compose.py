@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -95,10 +96,17 @@ class Containers:
         assert command[0] == "python"
         command = [sys.executable, *map(self.local_check, command[1:])]
         deadline = time.monotonic() + 60
-        while subprocess.run(command, cwd=ROOT, env=self.environment(service), timeout=60).returncode:
+        while not self.listens(name) or subprocess.run(
+            command, cwd=ROOT, env=self.environment(service), timeout=60
+        ).returncode:  # fmt: skip
             assert self.processes[name].poll() is None, self.processes[name].communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+    def listens(self, name: str) -> bool:
+        """Whether a service has opened its port, before which no process has to be started to ask it."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.ports[name])) == 0
 
     def local_check(self, argument: str) -> str:
         return re.sub(r"127\.0\.0\.1:(\d+)", lambda match: f"127.0.0.1:{self.mapped(int(match[1]))}", argument)

@@ -1,4 +1,4 @@
-"""Whole stacks that serve vision-language models answer as Transformers does, wherever the images come from."""
+"""A whole stack that serves a vision-language model answers as Transformers does, wherever the images come from."""
 
 from __future__ import annotations
 
@@ -71,13 +71,18 @@ class Served:
     def expected(self, turns: Turns) -> tuple[list[int], list[int]]:
         """Token ids of prompt and answer by Transformers."""
         assert self.stack.model
-        messages = [
-            {"role": role, "content": [{"type": "image"} if each in IMAGES else {"type": "text", "text": each}
-                                       for each in content]}
-            for role, content in turns
-        ]  # fmt: skip
-        images = [IMAGES[each] for _, content in turns for each in content if each in IMAGES]
-        return reference_generate(self.stack.model, messages, images, ANSWER, torch.float32)
+        return reference(self.stack.model, tuple(turns))
+
+
+@functools.cache
+def reference(folder: Path, turns: Turns) -> tuple[list[int], list[int]]:
+    messages = [
+        {"role": role, "content": [{"type": "image"} if each in IMAGES else {"type": "text", "text": each}
+                                   for each in content]}
+        for role, content in turns
+    ]  # fmt: skip
+    images = [IMAGES[each] for _, content in turns for each in content if each in IMAGES]
+    return reference_generate(folder, messages, images, ANSWER, torch.float32)
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
@@ -105,11 +110,10 @@ def site(files: Path) -> Iterator[str]:
         serving.join()
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "llava"])
-def served(
-    request: pytest.FixtureRequest, files: Path, site: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    model = make_vision_model(tmp_path_factory.mktemp("models"), request.param)
+@pytest.fixture(scope="module")
+def served(files: Path, site: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """With plain positions; a model with those of images: test_videos.py."""
+    model = make_vision_model(tmp_path_factory.mktemp("models"), "llava")
     running = start_stack(
         model, tmp_path_factory.mktemp("stack") / "log", "--dtype", "float32", "--served-model-name", "seer",
         "--max-model-len", "1024", "--kv-cache-memory-bytes", "64M", "--enable-prompt-tokens-details",

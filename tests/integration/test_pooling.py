@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ import openai
 import pytest
 import torch
 
+from quire.batch import run
+from quire.options.batch import BatchOptions
+from quire.options.gateway import GatewayOptions
 from tests.support.engine_process import free_port
 from tests.support.minilm import make_cross_encoder, minilm_folder
 from tests.support.stack import Stack, quire, start_stack, stop_stack
@@ -174,7 +178,12 @@ def test_it_can_be_measured(minilm: Stack, backend: str) -> None:
     assert "Successful requests:                     20" in done.stdout
 
 
-def test_batches_of_files(tmp_path: Path, reference: SentenceTransformer) -> None:
+def test_batches_of_files(
+    minilm: Stack, tmp_path: Path, reference: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answered by the running stack instead of one of their own, which tests/integration/test_run_batch.py has."""
+    monkeypatch.setattr(run, "run_stack", lambda work, **groups: asyncio.run(work()) is None)
+    monkeypatch.setattr(run, "api_url", lambda gateway: minilm.url)
     requests = [
         ("/v1/embeddings", {"input": TEXTS[0]}), ("/score", {"text_1": QUERY, "text_2": TEXTS[5]}),
         ("/v1/rerank", {"query": QUERY, "documents": TEXTS[:2]}),
@@ -184,12 +193,7 @@ def test_batches_of_files(tmp_path: Path, reference: SentenceTransformer) -> Non
         for number, (url, body) in enumerate(requests)
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    command = quire(
-        "run-batch", "-i", "in.jsonl", "-o", "out.jsonl", str(minilm_folder()), "--served-model-name", "pooled",
-        "--dtype", "float32",
-    )  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run.main(BatchOptions(str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")), gateway=GatewayOptions())
     answers = [json.loads(line)["response"]["body"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert np.array(answers[0]["data"][0]["embedding"]) @ reference.encode(TEXTS[0]) > 1 - 1e-5
     expected = float(reference.encode(QUERY) @ reference.encode(TEXTS[5]))

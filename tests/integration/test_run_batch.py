@@ -1,4 +1,4 @@
-"""`quire run-batch` with the built-in model, from files and over HTTP, interrupted and resumed."""
+"""`quire run-batch` with the built-in model, interrupted and resumed, and its files over HTTP."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from typing import Any
 
 import pytest
 
+from quire.batch import run
+from quire.batch.lines import BatchInput, BatchResponse, BatchResult
+from quire.batch.results import Results
+from quire.options.batch import BatchOptions
+from quire.options.gateway import GatewayOptions
 from tests.support.stack import ROOT
 from tests.support.waiting import WAIT_SECONDS
 
@@ -92,17 +97,28 @@ def store() -> Iterator[tuple[str, dict[str, bytes]]]:
     server.server_close()
 
 
-def test_over_http(tmp_path: Path, store: tuple[str, dict[str, bytes]]) -> None:
+def answer_all(batch: BatchOptions, requests: BatchInput, results: Results, groups: dict[str, Any]) -> None:
+    for index in results.missing:
+        results.add(index, BatchResult("id", f"r{index}", BatchResponse(200, "x", {})))
+
+
+def test_over_http(
+    tmp_path: Path, store: tuple[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The input is fetched and the output sent, whoever answers the requests."""
+    monkeypatch.setattr(run, "_answer", answer_all)
     url, files = store
     files["/in.jsonl"] = requests(tmp_path, 4, 20).read_bytes()
-    process = start(tmp_path, "-i", f"{url}/in.jsonl", "-o", f"{url}/out?signed=secret", "--output-tmp-dir", "tmp")
-    said, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, said
-    assert "5 answers are in" in said
-    assert "secret" not in said
-    check(files["/out?signed=secret"].splitlines(), 4)
-    assert not list((tmp_path / "tmp").iterdir())
-    assert not list((tmp_path / "state" / "quire").iterdir())  # logs would pile up
+    folder = tmp_path / "tmp"
+    batch = BatchOptions(f"{url}/in.jsonl", f"{url}/out?signed=secret", str(folder))
+    run.main(batch, gateway=GatewayOptions())
+    said = capsys.readouterr()
+    assert "5 answers are in" in said.out
+    assert "secret" not in said.out + said.err
+    lines = files["/out?signed=secret"].splitlines()
+    assert [json.loads(line)["custom_id"] for line in lines] == [f"r{number}" for number in range(5)]
+    assert not list(folder.iterdir())
 
 
 def test_a_run_that_is_cut_goes_on(tmp_path: Path) -> None:
@@ -129,4 +145,6 @@ def test_a_run_that_is_cut_goes_on(tmp_path: Path) -> None:
     lines = (tmp_path / "out.jsonl").read_bytes().splitlines()
     check(lines, 40)
     assert {line.partition(b" ")[2] for line in before} <= set(lines)
+    assert "41 answers are in" in said
     assert not partial.exists()
+    assert len(list((tmp_path / "state" / "quire").iterdir())) == 1  # of a run that ends well, none stays

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import httpx
 import pytest
 
 from tests.support import logits_processors
-from tests.support.stack import start_stack, stop_stack
+from tests.support.stack import Stack, start_stack, stop_stack
+from tests.support.waiting import eventually_now
 
 pytestmark = pytest.mark.slow
 
@@ -21,18 +23,18 @@ PROMPT = [101, 7, 45, 300, 12, 9]
 SAMPLED = {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "max_tokens": 24}
 
 
-@contextlib.contextmanager
-def running(model: Path, log: Path) -> Iterator[httpx.Client]:
+@pytest.fixture(scope="module")
+def stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    log = tmp_path_factory.mktemp("stack") / "log"
     stack = start_stack(
-        model, log, "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "64M",
+        tiny_llama, log, "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "64M",
         "--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs", "--seed", "7", "--reasoning-parser",
         "deepseek_r1",
         "--logits-processors", f"{OWN}.OnlyMultiples", "--logits-processor-pattern", rf"{OWN}\.S\w+",
     )  # fmt: skip
     try:
         stack.wait_healthy()
-        with httpx.Client(base_url=stack.url, timeout=60) as client:
-            yield client
+        yield stack
     finally:
         code = stop_stack(stack)
     assert code == 0, log.read_text()
@@ -54,10 +56,8 @@ def after_the_start() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def client(
-    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, after_the_start: list[Any]
-) -> Iterator[httpx.Client]:
-    with running(tiny_llama, tmp_path_factory.mktemp("stack") / "log") as client:
+def client(stack: Stack, after_the_start: list[Any]) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stack.url, timeout=60) as client:
         after_the_start += unseeded(client)
         yield client
 
@@ -234,8 +234,13 @@ def test_the_requests_processors(client: httpx.Client) -> None:
 
 
 def test_what_brings_no_seed_repeats_after_the_next_start(
-    client: httpx.Client, after_the_start: list[Any], tiny_llama: Path, tmp_path: Path
+    stack: Stack, client: httpx.Client, after_the_start: list[Any]
 ) -> None:
+    """The gateway draws the seeds (quire/seeds.py), so its start is the one that counts."""
     assert len({tuple(token_ids) for token_ids in after_the_start}) == len(after_the_start) == 9
-    with running(tiny_llama, tmp_path / "log") as again:
+    before = stack.children()["gateway"]
+    os.kill(before, signal.SIGKILL)
+    eventually_now(lambda: stack.children().get("gateway") not in (None, before))
+    stack.wait_healthy()
+    with httpx.Client(base_url=stack.url, timeout=60) as again:
         assert unseeded(again) == after_the_start

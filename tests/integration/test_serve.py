@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,12 @@ import httpx
 import pytest
 
 import quire as quire_package
+from engine_svc.executor.base import create_executor
+from engine_svc.kv_cache.sizing import size_kv_cache
+from quire.errors import StartupError
+from quire.options.model import ModelOptions
 from tests.support.certificates import make_authority, make_certificate
+from tests.support.engine_options import engine_options
 from tests.support.engine_process import free_port
 from tests.support.stack import ROOT, STOP_SECONDS, Stack, quire, start_stack, stop_stack
 from tests.support.traces import PARENT_ID, TRACEPARENT, Collector
@@ -99,27 +105,47 @@ def test_a_trace_over_all_services(stack: Stack, collector: Collector) -> None:
     assert spans["route"].attributes["quire.worker"].startswith("127.0.0.1:")
 
 
+@pytest.mark.parametrize("backend", ["vllm", "openai-chat"])
+def test_it_is_measured(stack: Stack, tmp_path: Path, backend: str) -> None:
+    answer = run(
+        "bench", "serve", "--base-url", f"{stack.url}/v1", "--backend", backend, "--num-prompts", "6",
+        "--random-input-len", "20", "--random-output-len", "5", "--ignore-eos", "--max-concurrency", "3",
+        "--save-detailed", "--result-filename", str(tmp_path / "result.json"), "--plot",
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["completed"], result["failed"], result["output_lens"]) == (6, 0, [5] * 6)
+    assert result["max_concurrent_requests"] <= 6 and (tmp_path / "result.svg").exists()
+    if backend == "vllm":  # a chat also has the template's tokens
+        assert result["input_lens"] == [20] * 6
+
+
 def test_no_server() -> None:
     answer = run("chat", "--url", f"http://127.0.0.1:{free_port()}/v1", "--quick", "x")
     assert answer.returncode == 1
     assert "quire serve" in answer.stderr
 
 
-def test_a_killed_service_comes_back(tiny_llama: Path, tmp_path: Path) -> None:
-    running = start_stack(tiny_llama, tmp_path / "log", "--kv-cache-memory-bytes", "16M", "--engines", "2")
-    try:
-        running.wait_healthy()
-        for service in ("tokenizer", "router", "engine", "gateway"):
-            before = running.children()[service]
-            os.kill(before, signal.SIGKILL)
-            wait_for(lambda before=before, service=service: running.children().get(service) not in (None, before))
-            running.wait_healthy()
-            wait_for(lambda: chat(running).returncode == 0)
-        children = [int(pid) for pid in running.children().values()]
-    finally:
-        code = stop_stack(running, signal.SIGHUP)  # as when the terminal is closed
-    assert code == 0, running.log.read_text()
+def test_a_killed_service_comes_back(stack: Stack) -> None:
+    """The stack serves again after the death of any of its services; SIGHUP ends all of them."""
+    for service in ("tokenizer", "router", "engine", "gateway"):
+        before = stack.children()[service]
+        os.kill(before, signal.SIGKILL)
+        wait_for(lambda before=before, service=service: stack.children().get(service) not in (None, before))
+        stack.wait_healthy()
+        wait_for(lambda: answers(stack))
+    children = [int(pid) for pid in stack.children().values()]
+    code = stop_stack(stack, signal.SIGHUP)  # as when the terminal is closed
+    assert code == 0, stack.log.read_text()
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+def answers(stack: Stack) -> bool:
+    """Whether a completion is answered."""
+    with contextlib.suppress(httpx.TransportError):
+        body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4}
+        return httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60).status_code == 200
+    return False
 
 
 def test_behind_a_proxy_with_keys_and_client_certificates(tiny_llama: Path, tmp_path: Path) -> None:
@@ -170,18 +196,6 @@ def test_no_such_folder() -> None:
     assert answer.stderr == "error: No model at /nowhere/model: there is no such folder. Check the path.\n"
 
 
-def test_unsupported_architecture(tiny_llama: Path, tmp_path: Path) -> None:
-    config = json.loads((tiny_llama / "config.json").read_text()) | {"architectures": ["StrangeForCausalLM"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        (tmp_path / name).symlink_to(tiny_llama / name)
-    answer = run("serve", str(tmp_path), "--port", str(free_port()))
-    assert answer.returncode == 1
-    assert "StrangeForCausalLM" in answer.stderr
-    assert "docs/models.md lists what is supported" in answer.stderr
-    assert "Traceback" not in answer.stderr
-
-
 def test_port_in_use(tiny_llama: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -192,35 +206,35 @@ def test_port_in_use(tiny_llama: Path) -> None:
     assert "--port" in answer.stderr
 
 
-def test_what_only_the_engine_can_judge_is_the_last_word(tiny_llama: Path) -> None:
+def test_what_only_the_engine_can_judge_is_the_last_word(tiny_llama: Path, tmp_path: Path) -> None:
     """Other services may have reported that they are ready, but their shutdown prints nothing after the error."""
-    answer = run("serve", str(tiny_llama), "--port", str(free_port()), "--max-model-len", "1000000")
+    config = json.loads((tiny_llama / "config.json").read_text()) | {"architectures": ["StrangeForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(tiny_llama / name)
+    answer = run("serve", str(tmp_path), "--port", str(free_port()))
     assert answer.returncode == 1
     started, *ready, error = answer.stderr.splitlines()
-    assert started == f"Quire {quire_package.__version__} is starting {tiny_llama}"
+    assert started == f"Quire {quire_package.__version__} is starting {tmp_path}"
     # Services that wait for the engine say so after ten seconds.
     assert all(re.fullmatch(r"\w+: (ready after [0-9.]+ s|waiting: .*)", line) for line in ready), ready
-    assert error.startswith("error: --max-model-len 1000000 is more than the model's")
+    assert error.startswith("error: The model's architecture (StrangeForCausalLM) is not supported")
+    assert "docs/models.md lists what is supported" in error
 
 
 def test_not_enough_memory_names_the_length_that_fits(tiny_llama: Path) -> None:
     # 4 layers x 2 x 4 heads x 32 x 4 bytes = 4 KiB a token: 1 MiB holds 256 tokens.
-    answer = run("serve", str(tiny_llama), "--port", str(free_port()), "--dtype", "float32",
-                 "--kv-cache-memory-bytes", "1M", "--max-model-len", "1024")  # fmt: skip
-    assert answer.returncode == 1
-    assert "256" in answer.stderr
-    assert "--max-model-len" in answer.stderr
+    options = engine_options(
+        dtype="float32", kv_cache_memory_bytes=2**20, max_model_len=1024, use_tqdm_on_load=False, cpu_threads=1
+    )
+    with contextlib.closing(create_executor(options.parallel)) as executor:
+        spec = executor.load(ModelOptions(model=str(tiny_llama)), options)
+        with pytest.raises(StartupError, match="--max-model-len that fits is 256"):
+            size_kv_cache(spec, options)
 
 
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--tool-server=demo", "does not implement"),
-        ("--no-such-thing", "No such option"),
-        ("--max-num-seqs=0", "at least 1"),
-    ],
-)
-def test_refused_flags(flag: str, message: str) -> None:
-    answer = run("serve", "model", flag)
+def test_an_option_that_is_refused() -> None:
+    """What is refused and why: tests/quire/options."""
+    answer = run("serve", "model", "--max-num-seqs=0")
     assert answer.returncode == 2
-    assert message in answer.stderr
+    assert "at least 1" in answer.stderr

@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import wave
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,13 @@ from tests.support.folders import FolderOf, made_once
 from tests.support.gateway_stack import RunningTokenizer, running_tokenizer, save_tokenizer
 from tests.support.vision_models import make_vision_model
 from tests.support.waiting import WAIT_SECONDS, eventually
-from tokenizer_svc import audio_splitter
-from tokenizer_svc.audio_decoder import decode_audio
+from tokenizer_svc import audio_decoder, audio_splitter
+from tokenizer_svc.audio_decoder import decode_audio, decode_long_audio
 from tokenizer_svc.audio_splitter import AudioPiece, AudioSplitter
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildTooSlow
 from tokenizer_svc.media import MediaPreparer
+from tokenizer_svc.media_rejection import MediaRejection
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -184,8 +185,15 @@ async def test_two_hours_fit_in_the_process(service: Service) -> None:
     for _ in range(2):
         async with service.splitter.split(file) as pieces:
             assert sum(piece.seconds for piece in pieces) == pytest.approx(7200)
-    error = await service.refusal(audio_file(np.tile(minute, 121), "alac", 4000))
-    assert "The audio is longer than 2 hours, the most that this server cuts into pieces." in error.message
+
+
+async def test_a_limit_of_hours_is_told_in_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decoded(file: bytes, rate: int, most_seconds: float, most: str) -> Iterator[Samples]:
+        raise MediaRejection(most)
+
+    monkeypatch.setattr(audio_decoder, "_decoded", decoded)
+    with pytest.raises(MediaRejection, match=r"^2 hours, the most that this server cuts into pieces$"):
+        decode_long_audio(b"any", RATE, audio_splitter.MAX_SECONDS)
 
 
 async def test_those_that_wait(folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from tests.support.audio_processors import AUDIO_FAMILIES, NUM_MELS, save_audio_
 from tests.support.films import film
 from tests.support.folders import FolderOf, made_once
 from tests.support.gateway_stack import RunningTokenizer, running_tokenizer, save_tokenizer
+from tests.support.media_preparers import in_this_process
 from tests.support.vision_models import make_vision_model, png_bytes, random_frames, random_image
 from tests.support.waiting import WAIT_SECONDS
 from tokenizer_svc.child import Message
@@ -138,24 +139,31 @@ async def test_an_audio_is_prepared_once(service: Service, monkeypatch: pytest.M
     assert asked == ["audio"]
 
 
+async def test_templates_that_take_strings(service: Service) -> None:
+    """They have what is around the token of GLM-ASR's audio, too. For audio alone, there is one process."""
+    answer = await service.render([text("A"), AUDIO], [FILE], chat_template=STRINGS)
+    wrapped = service.preparer.wrapped[MediaKind.AUDIO]
+    assert answer.text == f"{wrapped}\nA"
+    placeholder = service.preparer.placeholders[MediaKind.AUDIO]
+    assert placeholder == AUDIO_FAMILIES["glmasr"].token != wrapped
+    parts = await service.render([text("A"), AUDIO], [FILE])
+    assert wrapped in parts.text
+    assert parts.images[0].num_tokens == answer.images[0].num_tokens > 0
+    assert {kind: len(pool._children) for kind, pool in service.preparer._pools.items()} == {
+        MediaKind.IMAGE: 0, MediaKind.VIDEO: 0, MediaKind.AUDIO: 1,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("family", AUDIO_FAMILIES)
-async def test_templates_that_take_strings(folder_of: FolderOf, family: str) -> None:
-    options = TokenizerOptions(trust_request_chat_template=True)
-    async with (
-        running_tokenizer(folder_of(family), tokenizer_options=options) as running,
-        grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
-    ):
-        service = Service(tokenizer_pb2_grpc.TokenizerServiceStub(channel), running, None)
-        answer = await service.render([text("A"), AUDIO], [FILE], chat_template=STRINGS)
-        wrapped = service.preparer.wrapped[MediaKind.AUDIO]
-        assert answer.text == f"{wrapped}\nA"
-        assert service.preparer.placeholders[MediaKind.AUDIO] == AUDIO_FAMILIES[family].token
-        parts = await service.render([text("A"), AUDIO], [FILE])
-        assert wrapped in parts.text
-        assert parts.images[0].num_tokens == answer.images[0].num_tokens > 0
-        assert {kind: len(pool._children) for kind, pool in service.preparer._pools.items()} == {
-            MediaKind.IMAGE: 0, MediaKind.VIDEO: 0, MediaKind.AUDIO: 1,
-        }  # fmt: skip
+async def test_every_family_is_asked_for_its_marks(
+    folder_of: FolderOf, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparer = in_this_process(MediaPreparer(folder_of(family), ImageProcessorOptions()), monkeypatch)
+    await preparer.start()
+    assert preparer.placeholders == {MediaKind.AUDIO: AUDIO_FAMILIES[family].token}
+    (prepared,) = await preparer.prepare([Medium(MediaKind.AUDIO, (FILE,))], NONE)
+    inserted, _ = preparer.insert(f"A{preparer.placeholders[MediaKind.AUDIO]}", [prepared])
+    assert inserted.count(AUDIO_FAMILIES[family].token) == prepared.num_tokens > 1
 
 
 @pytest.mark.parametrize(
@@ -210,7 +218,7 @@ async def test_long_audio_fits_in_the_process_and_in_an_answer(tmp_path: Path) -
         ) as channel,
     ):
         service = Service(tokenizer_pb2_grpc.TokenizerServiceStub(channel), running, None)
-        long = audio_file(sine(900.0), "flac")
+        long = audio_file(np.zeros(900 * RATE, np.float32), "flac")
         answer = await service.render([AUDIO], [long])
         assert answer.audio_seconds == 900
         assert answer.images[0].num_tokens == 900 * 13
@@ -219,14 +227,11 @@ async def test_long_audio_fits_in_the_process_and_in_an_answer(tmp_path: Path) -
         assert "are allowed. Send fewer or smaller" in error.message
 
 
-async def test_models_without_audio(tmp_path: Path) -> None:
+async def test_models_without_audio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preparer = MediaPreparer(make_vision_model(tmp_path / "llava", "llava"), ImageProcessorOptions())
-    await preparer.start()
-    try:
-        with pytest.raises(InvalidRequest, match="This model reads no audio"):
-            await preparer.prepare([Medium(MediaKind.AUDIO, (FILE,))], NONE)
-    finally:
-        await preparer.close()
+    await in_this_process(preparer, monkeypatch).start()
+    with pytest.raises(InvalidRequest, match="This model reads no audio"):
+        await preparer.prepare([Medium(MediaKind.AUDIO, (FILE,))], NONE)
     save_tokenizer(tmp_path)
     preparer = MediaPreparer(tmp_path, ImageProcessorOptions())
     await preparer.start()
@@ -234,29 +239,32 @@ async def test_models_without_audio(tmp_path: Path) -> None:
         await preparer.prepare([Medium(MediaKind.AUDIO, (FILE,))], NONE)
 
 
-async def test_videos_of_audio_models_cannot_be_pruned(folder_of: FolderOf) -> None:
-    preparer = MediaPreparer(folder_of("glmasr"), ImageProcessorOptions(video_pruning_rate=0.5))
-    with pytest.raises(StartupError, match=r"--video-pruning-rate 0\.5: this model's videos cannot be pruned"):
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"video_pruning_rate": 0.5}, r"--video-pruning-rate 0\.5: this model's videos cannot be pruned"),
+        ({"mm_processor_kwargs": {"do_resize": False}}, "--mm-processor-kwargs is for models that read images"),
+    ],
+)
+async def test_settings_of_the_server_that_are_not_for_audio(
+    folder_of: FolderOf, options: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparer = in_this_process(MediaPreparer(folder_of("glmasr"), ImageProcessorOptions(**options)), monkeypatch)
+    with pytest.raises(StartupError, match=words):
         await preparer.start()
-    await preparer.close()
-
-
-async def test_settings_of_the_server_that_are_not_for_audio(folder_of: FolderOf) -> None:
-    preparer = MediaPreparer(folder_of("glmasr"), ImageProcessorOptions(mm_processor_kwargs={"do_resize": False}))
-    with pytest.raises(StartupError, match="--mm-processor-kwargs is for models that read images"):
-        await preparer.start()
-    await preparer.close()
 
 
 @pytest.mark.parametrize("fields", ["[]", "{", '{"processor_class": ["GlmAsrProcessor"]}'])
-async def test_files_that_are_wrong_do_not_stop_the_service(tmp_path: Path, fields: str) -> None:
+async def test_files_that_are_wrong_do_not_stop_the_service(
+    tmp_path: Path, fields: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their process ends, as in the test of images that starts one."""
     save_tokenizer(tmp_path)
     (tmp_path / "processor_config.json").write_text(fields)
-    preparer = MediaPreparer(tmp_path, ImageProcessorOptions())
+    preparer = in_this_process(MediaPreparer(tmp_path, ImageProcessorOptions()), monkeypatch)
     await preparer.start()
     with pytest.raises(InvalidRequest, match="reads text only: its processor could not be started"):
         await preparer.prepare([Medium(MediaKind.AUDIO, (FILE,))], NONE)
-    await preparer.close()
 
 
 async def test_what_a_process_reports(folder_of: FolderOf, tmp_path: Path) -> None:

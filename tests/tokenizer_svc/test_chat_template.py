@@ -220,7 +220,8 @@ PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
     ("content_format", "template", "content", "expected"),
     [
         ("auto", LOOPING, PARTS, "[a][b]"),
-        ("auto", LOOPING, "a", "[a]"),
+        ("auto", LOOPING, "a", "a"),
+        ("auto", LOOPING.replace("is string", "is boolean"), "a", "[a]"),
         (
             "auto",
             LOOPING.replace("for part in m['content']", "set c = m.content %}{% for part in c | list"),

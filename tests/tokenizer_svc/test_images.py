@@ -31,6 +31,7 @@ from quire.rpc.images import to_images
 from quire.rpc.status import from_rpc_error
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tests.support.gateway_stack import RunningTokenizer, running_tokenizer, save_tokenizer
+from tests.support.media_preparers import in_this_process
 from tests.support.vision_models import make_vision_model, png_bytes, random_image, reference_processor
 from tests.support.waiting import WAIT_SECONDS, eventually
 from tokenizer_svc.child import Message
@@ -162,11 +163,12 @@ async def test_settings_of_the_server_are_the_defaults(qwen: Path, monkeypatch: 
         ({"media_io_kwargs": {"audio": {}}}, "--media-io-kwargs: this model reads no audio"),
     ],
 )
-async def test_settings_of_the_server_that_do_not_suit_the_model(qwen: Path, options: Any, words: str) -> None:
-    preparer = MediaPreparer(qwen, ImageProcessorOptions(**options))
+async def test_settings_of_the_server_that_do_not_suit_the_model(
+    qwen: Path, options: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparer = in_this_process(MediaPreparer(qwen, ImageProcessorOptions(**options)), monkeypatch)
     with pytest.raises(StartupError, match=words):
         await preparer.start()
-    await preparer.close()
 
 
 async def test_settings_of_the_server_for_a_model_that_reads_text_only() -> None:

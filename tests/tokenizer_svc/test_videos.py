@@ -25,6 +25,7 @@ from quire.rpc.status import from_rpc_error
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tests.support.films import film
 from tests.support.gateway_stack import RunningTokenizer, running_tokenizer
+from tests.support.media_preparers import in_this_process
 from tests.support.vision_models import make_vision_model, png_bytes, random_frames, random_image
 from tests.support.waiting import WAIT_SECONDS
 from tokenizer_svc.child_pool import ChildTooSlow
@@ -178,26 +179,22 @@ async def test_what_is_refused(
     assert words in error.message
 
 
-async def test_a_model_that_reads_images_only(tmp_path: Path) -> None:
+async def test_a_model_that_reads_images_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preparer = MediaPreparer(make_vision_model(tmp_path, "llava"), ImageProcessorOptions())
-    await preparer.start()
-    try:
-        with pytest.raises(InvalidRequest, match="This model reads no videos"):
-            await preparer.prepare([Medium(MediaKind.VIDEO, (FILM,))], NONE)
-        assert await preparer.prepare([Medium(MediaKind.IMAGE, (PICTURE,))], NONE)
-    finally:
-        await preparer.close()
+    await in_this_process(preparer, monkeypatch).start()
+    with pytest.raises(InvalidRequest, match="This model reads no videos"):
+        await preparer.prepare([Medium(MediaKind.VIDEO, (FILM,))], NONE)
+    assert await preparer.prepare([Medium(MediaKind.IMAGE, (PICTURE,))], NONE)
 
 
-async def test_videos_that_cannot_be_pruned(tmp_path: Path, qwen: Path) -> None:
+async def test_videos_that_cannot_be_pruned(tmp_path: Path, qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither does the service start as if they were, nor where others are."""
     for family in ("llava", "qwen3_vl"):
         preparer = MediaPreparer(
             make_vision_model(tmp_path / family, family), ImageProcessorOptions(video_pruning_rate=0.5)
         )
         with pytest.raises(StartupError, match=r"--video-pruning-rate 0\.5: this model's videos cannot be pruned"):
-            await preparer.start()
-        await preparer.close()
+            await in_this_process(preparer, monkeypatch).start()
     with pytest.raises(StartupError, match="cannot be pruned"):  # a model that reads text only
         await MediaPreparer(None, ImageProcessorOptions(video_pruning_rate=0.5)).start()
     preparer = MediaPreparer(qwen, ImageProcessorOptions(video_pruning_rate=0.5))

@@ -33,17 +33,24 @@ def coded(
     return CodedWeight(grid, codes, scale, offset, group, order if ordered else None)
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
+# Outputs, inputs, the size of a group, and whether there are offsets and an order.
+MATRICES = [(64, 64, 64, False, False), (70, 131, 16, True, False), (8, 256, 128, True, True), (3, 50, 50, False, True)]
+# Codes of four bits and of eight with all of them, and the other grids with one of them for each kernel.
+PRODUCTS = [
+    *[(INT4, matrix, rows) for matrix in MATRICES for rows in (1, 18, 70)],
+    *[(INT8, matrix, rows) for matrix in MATRICES for rows in (1, 18)],
+    *[(grid, MATRICES[rows > 1], rows) for grid in GRIDS if grid not in (INT4, INT8) for rows in (1, 18)],
+]
+
+
 @pytest.mark.parametrize(
-    ("outputs", "size", "group", "with_offset", "ordered"),
-    [(64, 64, 64, False, False), (70, 131, 16, True, False), (8, 256, 128, True, True), (3, 50, 50, False, True)],
+    ("grid", "matrix", "rows"), PRODUCTS, ids=lambda each: each.name if isinstance(each, Grid) else str(each)
 )
-@pytest.mark.parametrize("rows", [1, 18, 70])
 def test_matrix(
-    monkeypatch: pytest.MonkeyPatch, grid: Grid, outputs: int, size: int, group: int, with_offset: bool, ordered: bool,
-    rows: int,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch, grid: Grid, matrix: tuple[int, int, int, bool, bool], rows: int
+) -> None:
     """Inputs are split into up to four parts."""
+    outputs, size, group, with_offset, ordered = matrix
     monkeypatch.setattr(kernels, "multiprocessors", lambda _: 100)
     monkeypatch.setattr(kernels, "_LEAST_PART", 64)
     weight = coded(grid, outputs, size, group=group, with_offset=with_offset, ordered=ordered)
@@ -69,13 +76,16 @@ def test_rows(grid: Grid, with_offset: bool) -> None:
     assert not others[1].any()
 
 
-every_ops = pytest.mark.parametrize("ops", [TritonOps(), InvariantTritonOps()], ids=["fastest", "invariant"])
+FASTEST, INVARIANT = TritonOps(), InvariantTritonOps()
+every_ops = pytest.mark.parametrize("ops", [FASTEST, INVARIANT], ids=["fastest", "invariant"])
 
 
-@every_ops
-@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize(
+    ("ops", "grid", "ordered", "tokens"),
+    [(ops, INT4, ordered, tokens) for ops in (FASTEST, INVARIANT) for ordered in (False, True) for tokens in (1, 9)]
+    + [(FASTEST, grid, False, 1) for grid in GRIDS[1:]] + [(INVARIANT, grid, True, 9) for grid in GRIDS[1:]],
+    ids=lambda each: each.name if isinstance(each, Grid) else type(each).__name__ if isinstance(each, Ops) else None,
+)  # fmt: skip
 def test_experts(ops: Ops, grid: Grid, ordered: bool, tokens: int) -> None:
     """Either stack may be coded while the other one is plain."""
     experts, chosen, size, inner = 4, 2, 48, 40

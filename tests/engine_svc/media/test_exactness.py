@@ -30,20 +30,18 @@ CHUNKS = {"deepseek_ocr2": 190, "gemma3": 19, "gemma4_large": 73, "gemma4_unifie
 WITHOUT_PREFIX_CACHE = ("lfm2_vl", "lfm2_vl_moe", "lfm3_vl", "minicpmv4_6", "qwen3_5", "qwen3_5_moe")
 
 
+CASES: list[tuple[list[dict[str, Any]], list[Image]]] = [
+    (MESSAGES, IMAGES), (MESSAGES[:1], IMAGES[1:2]), (TEXT, []),
+]  # fmt: skip
+
+
 def requests_of(folder: Path) -> list[GenerationRequest]:
     sampling = replace(GREEDY, max_tokens=ANSWER)
-    return [
-        request_of(folder, MESSAGES, IMAGES, sampling),
-        request_of(folder, MESSAGES[:1], IMAGES[1:2], sampling),
-        request_of(folder, TEXT, [], sampling),
-    ]
+    return [request_of(folder, messages, images, sampling) for messages, images in CASES]
 
 
 def references(folder: Path) -> list[tuple[list[int], list[int]]]:
-    cases: list[tuple[list[dict[str, Any]], list[Image]]] = [
-        (MESSAGES, IMAGES), (MESSAGES[:1], IMAGES[1:2]), (TEXT, []),
-    ]  # fmt: skip
-    return [reference_generate(folder, messages, images, ANSWER) for messages, images in cases]
+    return [reference_generate(folder, messages, images, ANSWER) for messages, images in CASES]
 
 
 def test_an_image_and_its_crops(tmp_path: Path) -> None:
@@ -62,15 +60,17 @@ def test_an_image_and_its_crops(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_families(family: str, tmp_path: Path) -> None:
-    """Together and in small chunks that split images, with and without what the prefix cache has of them."""
+    """Together; and in small chunks that split images, with and without what the prefix cache has of them."""
     folder = make_vision_model(tmp_path, family)
     requests, expected = requests_of(folder), references(folder)
     assert [request.prompt_token_ids for request in requests] == [prompt for prompt, _ in expected]
     answers = [answer for _, answer in expected]
-    for options in ({}, {"max_num_batched_tokens": CHUNKS.get(family, 7), "max_num_seqs": 4, "block_size": 4}):
-        with running_engine(folder, num_blocks=1024, **options) as engine:  # enough to keep all prefixes
-            assert tokens(run_requests(engine, requests)) == answers
-            again = run_requests(engine, requests)
-            assert tokens(again) == answers
-            if family not in WITHOUT_PREFIX_CACHE:
-                assert all(choices[0].usage and choices[0].usage.cached_prompt_tokens for choices in again)
+    with running_engine(folder) as engine:
+        assert tokens(run_requests(engine, requests)) == answers
+    chunks = {"max_num_batched_tokens": CHUNKS.get(family, 7), "max_num_seqs": 4, "block_size": 4}
+    with running_engine(folder, num_blocks=1024, **chunks) as engine:  # enough to keep all prefixes
+        assert tokens(run_requests(engine, requests)) == answers
+        again = run_requests(engine, requests)
+        assert tokens(again) == answers
+        if family not in WITHOUT_PREFIX_CACHE:
+            assert all(choices[0].usage and choices[0].usage.cached_prompt_tokens for choices in again)

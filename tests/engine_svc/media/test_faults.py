@@ -278,23 +278,24 @@ def check_faults(folder: Path, faults: dict[str, tuple[Fault, str]], **options: 
         assert outcomes(engine, good) == expected
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 20, "block_size": 4}], ids=["whole", "chunks"])
 @pytest.mark.parametrize("family", FAULTS)
-def test_faults(vision_folder: VisionFolder, family: str, options: dict[str, Any]) -> None:
-    check_faults(vision_folder(family), FAULTS[family], **options)
+def test_faults(vision_folder: VisionFolder, family: str) -> None:
+    check_faults(vision_folder(family), FAULTS[family])
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
-def test_ranks_stay_in_step(vision_folder: VisionFolder, family: str) -> None:
+def test_faults_of_images_in_chunks(vision_folder: VisionFolder) -> None:
+    check_faults(vision_folder("qwen3_vl"), FAULTS["qwen3_vl"], max_num_batched_tokens=20, block_size=4)
+
+
+def test_ranks_stay_in_step(vision_folder: VisionFolder) -> None:
     options = {"executor": TensorExecutor(), "tensor_parallel_size": 2, "cpu_threads": 1}
-    check_faults(vision_folder(family), FAULTS[family], **options)
+    check_faults(vision_folder("qwen3_vl"), FAULTS["qwen3_vl"], **options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_rank_processes_stay_in_step(vision_folder: VisionFolder, family: str) -> None:
+def test_rank_processes_stay_in_step(vision_folder: VisionFolder) -> None:
     """Also when the next step is already planned before it is known that a request fails."""
-    check_faults(vision_folder(family), FAULTS[family], tensor_parallel_size=2, cpu_threads=1)
+    check_faults(vision_folder("qwen2_5_vl"), FAULTS["qwen2_5_vl"], tensor_parallel_size=2, cpu_threads=1)
 
 
 def test_an_encoder_that_ran_out_of_memory_is_asked_again(
@@ -319,12 +320,11 @@ def test_an_encoder_that_ran_out_of_memory_is_asked_again(
     assert calls == [good.images[0].digest] * 2
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
 def test_images_beside_a_row_that_the_model_cannot_run(
-    vision_folder: VisionFolder, monkeypatch: pytest.MonkeyPatch, family: str
+    vision_folder: VisionFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sequence of the step then runs alone, with the rows of its own images."""
-    folder, forward = vision_folder(family), Decoder.forward
+    folder, forward = vision_folder("qwen3_vl"), Decoder.forward
     bad = ask(folder, "~").prompt_token_ids[-20:]
     good = [ask(folder, *parts) for parts in (QUESTION, *NEIGHBORS)]
     (broken,) = {*bad} - {token for request in good for token in request.prompt_token_ids}

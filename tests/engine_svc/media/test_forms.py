@@ -29,8 +29,10 @@ from tests.support.tensor_executor import TensorExecutor
 from tests.support.vision_models import random_image
 from tests.support.vision_models.conversations import GREEDY_DOZEN, Part, answer, ask, prompt_logprobs
 
+# Images that are computed whole; three positions, and embeddings added after several layers. Gemma 4 has inputs for
+# each layer, which are not those of images, and buffers in its encoder; LLaVA has none of all this.
 FAMILIES = ("gemma3", "gemma4", "llava", "qwen3_vl")
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
 ONE, OTHER, THIRD = random_image(60, 40, 1), random_image(60, 40, 2), random_image(30, 70, 3)
 CONVERSATIONS: list[tuple[Part, ...]] = [
     ("Look: ", ONE, "What is it?"), (OTHER, THIRD, ONE), ("Only text, and more of it than fits into a block.",),
@@ -44,16 +46,16 @@ def small_chunk(family: str) -> int:
     return 17 if family == "gemma3" else 7
 
 
-def check(folder: Path, asked: list[GenerationRequest] | None = None, count: int = 12, **options: Any) -> None:
+def check(folder: Path, asked: list[GenerationRequest] | None = None, **options: Any) -> None:
     """Checks answers to all conversations together, then again with what the caches have of them."""
     asked = asked or [ask(folder, *parts) for parts in CONVERSATIONS]
-    expected = [answer(folder, *parts, count=count) for parts in CONVERSATIONS]
+    expected = [answer(folder, *parts) for parts in CONVERSATIONS]
     with running_engine(folder, **CHUNKS | options) as engine:
         assert tokens(run_requests(engine, asked)) == expected
         assert tokens(run_requests(engine, asked)) == expected
 
 
-@families
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "qwen3_vl"])
 def test_tensor_ranks(vision_folder: VisionFolder, family: str) -> None:
     check(vision_folder(family), executor=TensorExecutor(), tensor_parallel_size=2)
 
@@ -78,9 +80,7 @@ def test_steps_cut_in_half(vision_folder: VisionFolder, family: str) -> None:
         ("gemma3", "1,2"),
         ("granite4_vision", "2,4"),
         ("granite_docling", "1,2"),
-        ("llava", "1,1"),
         ("qwen3_vl", "2,1"),
-        ("qwen3_vl", "1,2"),
         ("qwen3_vl", "1,1,1"),
     ],
 )
@@ -112,17 +112,15 @@ def test_guessed_tokens(vision_folder: VisionFolder, family: str, monkeypatch: p
     options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}}
     config = engine_options(**options).speculative.chosen()
     assert config is not None
-    sampling = replace(GREEDY_DOZEN, max_tokens=30)
-    asked = [ask(folder, *parts, sampling=sampling) for parts in CONVERSATIONS]
+    asked = [ask(folder, *parts) for parts in CONVERSATIONS]
     drafter = make_speculation(config, iter(range(10**9)).__next__, overlaps=False)
     monkeypatch.setattr(Controller, "is_asleep", lambda *_: False)
     monkeypatch.setattr(Controller, "lengths", lambda _, count, offers: [offer.most for offer in offers])
-    check(folder, asked, 30, drafter=drafter, **options)
+    check(folder, asked, drafter=drafter, **options)
     assert drafter.statistics.draft_tokens > 0
 
 
-@families
-@pytest.mark.parametrize("right", [1.0, 0.6])
+@pytest.mark.parametrize(("family", "right"), [("gemma3", 0.6), ("qwen3_vl", 1.0), ("qwen3_vl", 0.6)])
 def test_right_and_wrong_drafts(vision_folder: VisionFolder, family: str, right: float) -> None:
     folder = vision_folder(family)
     asked = [ask(folder, *parts, request_id=f"r{index}") for index, parts in enumerate(CONVERSATIONS)]
@@ -133,7 +131,7 @@ def test_right_and_wrong_drafts(vision_folder: VisionFolder, family: str, right:
     assert (drafter.num_drafts > drafter.num_right) == (right < 1.0)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gemma4"])  # which cannot be a draft
+@families
 def test_a_draft_model_drafts_for_texts_alone(vision_folder: VisionFolder, family: str) -> None:
     """It reads no images. Here it is the text model itself, which is right about texts each time."""
     folder, drafter = vision_folder(family), RankDrafter(3)
@@ -142,18 +140,18 @@ def test_a_draft_model_drafts_for_texts_alone(vision_folder: VisionFolder, famil
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "mistral3"])
-@pytest.mark.parametrize("in_chunks", [False, True], ids=["whole", "chunks"])
-def test_scores_of_prompts(vision_folder: VisionFolder, family: str, in_chunks: bool) -> None:
+def test_scores_of_prompts(vision_folder: VisionFolder, family: str) -> None:
     """Those of all tokens: before, within and after images, and of what separates an image's rows."""
     folder, parts = vision_folder(family), ("Look: ", ONE, "and", THIRD, "What is it?")
-    options = {"max_num_batched_tokens": small_chunk(family)} if in_chunks else {}
-    with running_engine(folder, **options) as engine:
-        ((output,),) = run_requests(engine, [ask(folder, *parts, sampling=replace(GREEDY_DOZEN, prompt_logprobs=0))])
-    found = [position.logprobs[0] for position in output.prompt_logprobs]
-    assert found == pytest.approx(prompt_logprobs(folder, *parts), abs=1e-3)
+    expected = pytest.approx(prompt_logprobs(folder, *parts), abs=1e-3)
+    request = ask(folder, *parts, sampling=replace(GREEDY_DOZEN, max_tokens=1, prompt_logprobs=0))
+    for most in (request.num_prompt_tokens, small_chunk(family)):
+        with running_engine(folder, max_num_batched_tokens=most, max_num_seqs=4) as engine:
+            ((output,),) = run_requests(engine, [request])
+        assert [position.logprobs[0] for position in output.prompt_logprobs] == expected
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "idefics3"])
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl", "idefics3"])  # each has other names for its layers
 def test_adapters_change_the_text_model(vision_folder: VisionFolder, tmp_path: Path, family: str) -> None:
     """An answer with an adapter is that of the checkpoint with the adapter merged into its weights."""
     folder = vision_folder(family)
@@ -186,7 +184,7 @@ def contents(outputs: list[list[Output]]) -> list[Any]:
 @pytest.mark.parametrize(
     ("family", "form"),
     [
-        *((family, {"dtype": "bfloat16"}) for family in FAMILIES),
+        ("gemma3", {"dtype": "bfloat16"}), ("gemma4", {"dtype": "bfloat16"}),
         ("qwen3_vl", {"dtype": "bfloat16", "quantization": "int8"}), ("llava", {"dtype": "float16"}),
     ],
     ids=str,
@@ -209,14 +207,20 @@ def test_an_answer_does_not_depend_on_what_shares_the_batch(
     assert alone[0] != alone[3]
 
 
-@families
-@pytest.mark.parametrize("level", [SleepLevel.WEIGHTS_KEPT, SleepLevel.WEIGHTS_FORGOTTEN])
+@pytest.mark.parametrize(
+    ("family", "level"),
+    [
+        ("gemma3", SleepLevel.WEIGHTS_FORGOTTEN),
+        ("gemma4", SleepLevel.WEIGHTS_FORGOTTEN),
+        ("qwen3_vl", SleepLevel.WEIGHTS_KEPT),
+    ],
+)
 def test_an_engine_that_slept(vision_folder: VisionFolder, family: str, level: SleepLevel) -> None:
     """In the middle of an image, too, which it computes again."""
     folder = vision_folder(family)
     request, expected = ask(folder, *CONVERSATIONS[1]), answer(folder, *CONVERSATIONS[1])
     with running_engine(folder, **CHUNKS | {"max_num_batched_tokens": small_chunk(family)}) as engine:
-        for steps in (2, 5, 9, 14):
+        for steps in (2, 5, 9):
             engine.add(steps, request)
             found = [delta for _ in range(steps) for delta in engine.step()]
             engine.rest.sleep(level)

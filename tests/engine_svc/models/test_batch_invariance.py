@@ -117,18 +117,18 @@ def check(folder: Path, shares_blocks: bool = True, **options: Any) -> None:
 
 
 def cases() -> list[Any]:
-    """Pairs each family with each level, one type each; every type occurs at every level."""
+    """Pairs the first family with each level, and each other family with one; levels have several types each."""
     found = []
     for at, level in enumerate(LEVELS):
-        for index, family in enumerate(FAMILIES):
-            marks = [] if level in AVAILABLE else [pytest.mark.skip(f"this processor lacks {level}")]
-            if index:
-                marks.append(pytest.mark.slow)
-            form = TYPES[(at + index) % len(TYPES)]
-            found.append(
-                pytest.param(level, family, form, marks=marks, id=f"{level}-{family}-{'-'.join(form.values())}")
-            )
-    return found
+        marks = [] if level in AVAILABLE else [pytest.mark.skip(f"this processor lacks {level}")]
+        found.append((level, FAMILIES[0], TYPES[(at - 1) % len(TYPES)], marks))
+    for index, family in enumerate(FAMILIES[1:] if AVAILABLE else ()):
+        turn, at = divmod(index, len(AVAILABLE))
+        found.append((AVAILABLE[at], family, TYPES[(turn + index) % len(TYPES)], [pytest.mark.slow]))
+    return [
+        pytest.param(level, family, form, marks=marks, id=f"{level}-{family}-{'-'.join(form.values())}")
+        for level, family, form, marks in found
+    ]
 
 
 @pytest.mark.slow

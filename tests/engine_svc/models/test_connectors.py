@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from engine_svc.requests.request import GenerationRequest
 from tests.engine_svc.models.conftest import ModelFolder
@@ -15,6 +16,7 @@ from tests.support.shared_folder import sharing_engine
 SHARED, *TAILS = random_prompts(50, 20, 1, 33, seed=11)
 PROMPTS = [[*SHARED, *tail] for tail in TAILS]
 SHORT = random_prompts(5, seed=12)
+BRIEF = replace(GREEDY, max_tokens=20)
 
 
 @pytest.mark.parametrize("fare", [Fare(0), Fare(5), Fare(3, most=2), Fare(3, most=0), Fare(None, lingers=4)], ids=str)
@@ -24,13 +26,13 @@ def test_tokens_are_those_without(model_folder: ModelFolder, fare: Fare) -> None
     # The clock advances by one at each look, a few times per step.
     remote, clock = Remote(load=lambda key: fare, wait_seconds=60), iter(range(10**9))
     with running_engine(folder) as plain:
-        expected = tokens(run(plain, [*PROMPTS, *SHORT]))
+        expected = tokens(run(plain, [*PROMPTS, *SHORT], BRIEF))
     with running_engine(folder, executor=RemoteExecutor(remote), connector=RemoteConnector(remote)) as first:
-        assert tokens(run(first, PROMPTS)) == expected[:-1]
+        assert tokens(run(first, PROMPTS, BRIEF)) == expected[:-1]
     with running_engine(
         folder, executor=RemoteExecutor(remote), connector=RemoteConnector(remote), clock=lambda: float(next(clock))
     ) as second:
-        assert tokens(run(second, [*PROMPTS, *SHORT])) == expected
+        assert tokens(run(second, [*PROMPTS, *SHORT], BRIEF)) == expected
         assert second.load().used_kv_blocks == 0
     assert (remote.num_brought > 0) == (fare.steps is not None and fare.most > 0)
 
@@ -57,7 +59,7 @@ def test_cancelled_while_it_waits(model_folder: ModelFolder, steps: int) -> None
     folder = model_folder("llama")
     remote = Remote(blocks={})
     with running_engine(folder, executor=RemoteExecutor(remote), connector=RemoteConnector(remote)) as first:
-        expected = tokens(run(first, [PROMPTS[2], *SHORT]))
+        expected = tokens(run(first, [PROMPTS[2], *SHORT], BRIEF))
     remote.load = lambda key: Fare(3, lingers=3)
     with running_engine(
         folder, num_blocks=20, max_model_len=160, block_size=16, executor=RemoteExecutor(remote),
@@ -68,7 +70,7 @@ def test_cancelled_while_it_waits(model_folder: ModelFolder, steps: int) -> None
             engine.step()
         engine.abort(1)
         engine.step()
-        assert tokens(run(engine, [PROMPTS[2], *SHORT])) == expected
+        assert tokens(run(engine, [PROMPTS[2], *SHORT], BRIEF)) == expected
         assert engine.load().used_kv_blocks == 0
 
 
@@ -77,14 +79,14 @@ def test_a_shared_folder_carries_blocks_to_other_workers(model_folder: ModelFold
     """With --kv-transfer-config, one worker only saves, another one only loads; both compute what one without does."""
     folder = model_folder("llama")
     with running_engine(folder, tensor_parallel_size=ranks) as plain:
-        expected = tokens(run(plain, PROMPTS))
+        expected = tokens(run(plain, PROMPTS, BRIEF))
 
     with sharing_engine(folder, tmp_path, "kv_producer", tensor_parallel_size=ranks) as first:
-        assert tokens(run(first, PROMPTS)) == expected
+        assert tokens(run(first, PROMPTS, BRIEF)) == expected
     files = len([*tmp_path.glob("quire-kv/alike/*/*.0")])
     assert files == len([*tmp_path.glob(f"quire-kv/alike/*/*.{ranks - 1}")]) > 3
     with sharing_engine(folder, tmp_path, "kv_consumer", tensor_parallel_size=ranks) as second:
-        assert tokens(run(second, PROMPTS)) == expected
+        assert tokens(run(second, PROMPTS, BRIEF)) == expected
         counters = second.load().counters
         assert counters.prefix_cache_hits + counters.external_cache_hits >= len(SHARED) // 16 * 16 * len(PROMPTS)
     assert len([*tmp_path.glob("quire-kv/alike/*/*.0")]) == files

@@ -20,13 +20,13 @@ from tests.engine_svc.models.test_prompt_embeds import looked_up
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
 from tests.support.exact_answers import check_answers
-from tests.support.heads import add_multi_token_layer, make_eagle, make_eagle3
+from tests.support.heads import add_multi_token_layer, make_eagle3
 from tests.support.rank_drafter import NotedGuesses, RankDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tensor_executor import TensorExecutor
 from tests.support.tiny_models import check_greedy, make_model
 
-PROMPTS = random_prompts(1, 5, 33, 70)
+PROMPTS = random_prompts(1, 33, 70)
 SHORT = replace(GREEDY, max_tokens=16)
 ONE_HEAD = {"num_key_value_heads": 1}
 
@@ -40,12 +40,10 @@ def shared(size: int = 2, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("family", "changes", "options"),
     [
-        ("llama", ONE_HEAD, {}),
         ("llama", {}, {"size": 4, "decode_context_parallel_size": 2}),  # two groups, each with a key-value head
         ("llama", ONE_HEAD, {"size": 4, "attention_backend": "cpu"}),
         ("deepseek-v3", {}, {"max_num_batched_tokens": 19}),  # latent attention
-        ("falcon", {"alibi": True}, {"max_num_batched_tokens": 19}),
-        ("falcon-40b", {"alibi": True}, {"size": 4, "decode_context_parallel_size": 2}),
+        ("falcon-40b", {"alibi": True}, {"size": 4, "decode_context_parallel_size": 2, "max_num_batched_tokens": 19}),
         ("gemma2", ONE_HEAD, {"max_num_batched_tokens": 19}),  # soft caps, windows, two groups of layers
         ("gemma4-small", {}, {"max_num_batched_tokens": 19}),  # heads of two kinds, and borrowed keys and values
         pytest.param("deepseek-v3", {}, {"enable_expert_parallel": True}, marks=pytest.mark.slow),
@@ -70,9 +68,9 @@ def test_prefix_hits_and_preemption(model_folder: ModelFolder, family: str, chan
     prompts = [first + tail for tail in random_prompts(3, 20, 1, 9, seed=1)]
     with running_engine(folder, num_blocks=9, **shared()) as engine:
         run(engine, [first], SHORT)
-        outputs = run(engine, prompts)
+        outputs = run(engine, prompts, replace(GREEDY, max_tokens=40))
         preempted, hits = engine.load().counters.preemptions, engine.load().counters.prefix_cache_hits
-    check_greedy(folder, prompts, tokens(outputs), 64)
+    check_greedy(folder, prompts, tokens(outputs), 40)
     assert preempted > 0
     assert hits % 32 == 0
     assert hits >= 64
@@ -121,17 +119,16 @@ def test_prompts_of_embeddings(model_folder: ModelFolder) -> None:
     check_greedy(folder, PROMPTS[1:], found, 16)
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_guessed_tokens(model_folder: ModelFolder, method: str) -> None:
+def test_guessed_tokens(model_folder: ModelFolder) -> None:
     folder = model_folder("llama", **ONE_HEAD)
-    options = {"speculative_config": {"method": method, "num_speculative_tokens": 3}}
+    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
     prompts = [prompt * 3 for prompt in random_prompts(6, 9, 14, 11)]
     config = engine_options(**options).speculative.chosen()
     assert config is not None
     drafter = make_speculation(config, iter(range(10**9)).__next__, overlaps=True)
     with running_engine(folder, drafter=drafter, **shared(**options)) as engine:
-        found = tokens(run(engine, prompts))
-    check_greedy(folder, prompts, found, 64)
+        found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=40)))
+    check_greedy(folder, prompts, found, 40)
 
 
 @pytest.mark.parametrize("ranks", [{}, {"draft_tensor_parallel_size": 1}], ids=str)
@@ -144,7 +141,7 @@ def test_a_draft_model_caches_all_tokens_on_each_of_its_ranks(model_folder: Mode
     assert drafter.drafts["right"] == drafter.drafts["all"] > 20
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
 def test_heads_cache_all_tokens_on_each_rank(model_folder: ModelFolder, method: str, tmp_path: Path) -> None:
     """Heads draft the same as on one rank, for prompts computed in chunks and found in the prefix cache."""
     head = {} if method == "mtp" else {"model": str(tmp_path)}
@@ -153,13 +150,13 @@ def test_heads_cache_all_tokens_on_each_rank(model_folder: ModelFolder, method: 
         add_multi_token_layer(folder)
     else:
         folder = model_folder("llama", tie_word_embeddings=False, num_hidden_layers=7, **ONE_HEAD)
-        (make_eagle if method == "eagle" else make_eagle3)(tmp_path, folder)
+        make_eagle3(tmp_path, folder)
     config, found = {"method": method, "num_speculative_tokens": 3} | head, []
     for given in ({"block_size": 32}, shared()):
         drafter = NotedGuesses()
         options = {"speculative_config": config, "max_num_batched_tokens": 40} | given
         with running_engine(folder, drafter=drafter, **options) as engine:  # type: ignore[arg-type]
-            outputs = [tokens(run(engine, prompts, SHORT)) for prompts in (PROMPTS[2:], PROMPTS[3:])]
+            outputs = [tokens(run(engine, prompts, SHORT)) for prompts in (PROMPTS[1:], PROMPTS[2:])]
             found.append((outputs, drafter.guesses))
     assert found[0] == found[1]
     assert len(found[0][1]) > 20

@@ -40,7 +40,7 @@ from tests.support.run_engine import GREEDY, Output, random_prompts, run, run_re
 from tests.support.staged_executor import StagedExecutor
 from tests.support.tiny_models import check_greedy, make_model
 
-PROMPTS = random_prompts(1, 5, 16, 17, 40, 90)
+PROMPTS = random_prompts(1, 16, 17, 40, 90)
 SHORT = replace(GREEDY, max_tokens=24)
 
 
@@ -53,18 +53,18 @@ def staged(stages: int, **options: Any) -> dict[str, Any]:
     [
         ("llama", 2, {}), ("llama-untied", 3, {}), ("gemma3", 4, {"max_num_batched_tokens": 19}),
         ("gemma2", 2, {"pipeline_layer_partition": "1,2"}), ("cohere2", 3, {}), ("olmo2", 2, {}),
-        ("granite", 2, {"enforce_eager": True}), ("mixtral", 2, {}), ("qwen3-moe", 3, {}), ("deepseek-v3", 3, {}),
-        ("gpt-oss", 2, {"attention_backend": "reference"}), ("llama4", 2, {}), ("gemma4-moe", 2, {}), ("mimo", 2, {}),
-        ("bamba", 2, {}), ("jamba", 2, {}), ("falcon-h1", 3, {}), ("nemotron-h", 5, {}), ("recurrent-gemma", 2, {}),
-        ("qwen3-next", 4, {}), ("gpt-neo", 2, {}), ("bloom-6-heads", 2, {}), ("opt", 2, {}), ("opt-projected", 3, {}),
-        ("qwen3", 2, {"cpu_kernels": "torch", "async_scheduling": False}),
+        ("granite", 2, {"enforce_eager": True}), ("deepseek-v3", 3, {}),
+        ("gpt-oss", 2, {"attention_backend": "reference"}), ("gemma4-moe", 2, {}), ("mimo", 2, {}),
+        ("jamba", 2, {}), ("nemotron-h", 5, {}), ("qwen3-next", 4, {}), ("gpt-neo", 2, {}), ("bloom-6-heads", 2, {}),
+        ("opt-projected", 3, {}), ("qwen3", 2, {"cpu_kernels": "torch", "async_scheduling": False}),
     ],
 )  # fmt: skip
 def test_families(model_folder: ModelFolder, family: str, stages: int, options: dict[str, Any]) -> None:
+    """Families that differ in what comes before and after their layers, in what these hand on, and in their caches."""
     folder = model_folder(family)
     with running_engine(folder, **staged(stages, **options)) as engine:
-        found = run(engine, PROMPTS, replace(GREEDY, logprobs=4))
-    check_answers(folder, PROMPTS, found, GREEDY.max_tokens or 0)
+        found = run(engine, PROMPTS, replace(SHORT, logprobs=4))
+    check_answers(folder, PROMPTS, found, SHORT.max_tokens or 0)
 
 
 def test_steps_are_recorded_on_every_stage(model_folder: ModelFolder) -> None:
@@ -75,28 +75,27 @@ def test_steps_are_recorded_on_every_stage(model_folder: ModelFolder) -> None:
     assert all(each is None or each._passes[False] for each in recorded)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_what_is_sent_on_rounds_like_what_is_not(model_folder: ModelFolder, dtype: str) -> None:
+def test_what_is_sent_on_rounds_like_what_is_not(model_folder: ModelFolder) -> None:
     folder = model_folder("llama")
     found = []
     for given in ({}, staged(3)):
-        with running_engine(folder, dtype=dtype, **given) as engine:
+        with running_engine(folder, dtype="bfloat16", **given) as engine:
             found.append(run(engine, PROMPTS, replace(SHORT, logprobs=0)))
     assert tokens(found[0]) == tokens(found[1])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3-next"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_prefix_hits_and_preemption(model_folder: ModelFolder, family: str) -> None:
     folder = model_folder(family)
     (shared,) = random_prompts(70)
     prompts = [shared + tail for tail in random_prompts(3, 20, 1, 9, seed=1)]
-    with running_engine(folder, num_blocks=18 if family == "llama" else 60, **staged(2)) as engine:
+    with running_engine(folder, num_blocks=14 if family == "llama" else 60, **staged(2)) as engine:
         run(engine, [shared], SHORT)
-        outputs = run(engine, prompts)
+        outputs = run(engine, prompts, replace(GREEDY, max_tokens=40))
         preempted, hits = engine.load().counters.preemptions, engine.load().counters.prefix_cache_hits
-    check_greedy(folder, prompts, tokens(outputs), 64)
+    check_greedy(folder, prompts, tokens(outputs), 40)
     assert preempted > 0 or family != "llama"
-    assert hits > 0 or family == "qwen3-next"
+    assert hits > 0
 
 
 def test_blocks_come_back_from_the_host(model_folder: ModelFolder) -> None:
@@ -163,16 +162,15 @@ def test_grammars_hold_up_no_other_step(tmp_path: Path) -> None:
     assert sum(len(plan.scheduled) == 2 for plan in given["executor"].plans) > 20
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_guessed_tokens(model_folder: ModelFolder, method: str) -> None:
-    folder, options = model_folder("llama"), {"speculative_config": {"method": method, "num_speculative_tokens": 3}}
+def test_guessed_tokens(model_folder: ModelFolder) -> None:
+    folder, options = model_folder("llama"), {"speculative_config": {"method": "suffix", "num_speculative_tokens": 3}}
     prompts = [prompt * 3 for prompt in random_prompts(6, 9, 14, 11)]
     config = engine_options(**options).speculative.chosen()
     assert config is not None
     drafter = make_speculation(config, iter(range(10**9)).__next__, overlaps=True)
     with running_engine(folder, drafter=drafter, **staged(3, **options)) as engine:
-        found = tokens(run(engine, prompts))
-    check_greedy(folder, prompts, found, 64)
+        found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=40)))
+    check_greedy(folder, prompts, found, 40)
 
 
 def test_a_draft_model_runs_beside_the_last_stage(model_folder: ModelFolder) -> None:
@@ -198,7 +196,7 @@ def test_heads_share_an_embedding_that_the_last_stage_has_for_them(
     for given in ({}, staged(3)):
         drafter = NotedGuesses()
         with running_engine(folder, drafter=drafter, speculative_config=config, **given) as engine:
-            found.append((tokens(run(engine, PROMPTS[3:5], SHORT)), drafter.guesses))
+            found.append((tokens(run(engine, PROMPTS[2:4], SHORT)), drafter.guesses))
     assert found[0] == found[1]
     assert len(found[0][1]) > 40
 

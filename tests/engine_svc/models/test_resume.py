@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -76,15 +76,22 @@ def check_every_cut(origin: Engine, target: Engine, sampling: SamplingParameters
         assert min(usage.queue_seconds, usage.prefill_seconds, usage.decode_seconds) >= 0
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
-def test_every_cut(model_folder: ModelFolder, name: str) -> None:
+@pytest.fixture(scope="module")
+def workers(model_folder: ModelFolder) -> Iterator[tuple[Engine, Engine]]:
+    """Two with the same model, of which the second keeps nothing of earlier requests."""
     folder = model_folder("llama")
     with running_engine(folder) as origin, running_engine(folder, enable_prefix_caching=False) as target:
-        plain = run(origin, [PROMPT], PLAIN)[0][0].token_ids
-        sampling = SAMPLINGS[name](plain)
-        if name != "greedy":
-            assert sampling.logprobs or run(origin, [PROMPT], sampling)[0][0].token_ids != plain
-        check_every_cut(origin, target, sampling)
+        yield origin, target
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_every_cut(workers: tuple[Engine, Engine], name: str) -> None:
+    origin, target = workers
+    plain = run(origin, [PROMPT], PLAIN)[0][0].token_ids
+    sampling = SAMPLINGS[name](plain)
+    if name != "greedy":
+        assert sampling.logprobs or run(origin, [PROMPT], sampling)[0][0].token_ids != plain
+    check_every_cut(origin, target, sampling)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +130,10 @@ def test_the_worker_that_began_can_go_on(model_folder: ModelFolder) -> None:
         assert rest.usage.cached_prompt_tokens == len(PROMPT)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize("finished", [0, 1])
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(
+    ("family", "finished", "caching"),
+    [("llama", 0, True), ("llama", 1, False), ("gemma3", 0, False), ("gemma3", 1, True)],
+)
 def test_choices(model_folder: ModelFolder, family: str, finished: int, caching: bool) -> None:
     """One of three sequences is finished, and the others are cut at every position."""
     folder = model_folder(family)

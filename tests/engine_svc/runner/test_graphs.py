@@ -37,7 +37,7 @@ from tests.support.exact_answers import check_answers
 from tests.support.recorder import Recorder, record_prompts
 from tests.support.replaying_drafter import ReplayingDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
-from tests.support.tiny_models import VOCAB_SIZE, check_greedy, make_model
+from tests.support.tiny_models import VOCAB_SIZE, check_greedy, make_model, reference_tokens
 
 CPU = torch.device("cpu")
 
@@ -76,24 +76,24 @@ def test_sizes_of_prompts() -> None:
 def test_steps_with_prompts_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """Covers prompts alone, several at once, in chunks, and beside decoding sequences."""
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
-    prompts = random_prompts(3, 17, 45, 12, 9, 70)
+    prompts = random_prompts(3, 28, 12, 45)
     recorder = Recorder()
     record_prompts(monkeypatch, 8, 30)
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
-    sampling = replace(GREEDY, max_tokens=5)
+    sampling = replace(GREEDY, max_tokens=2)
     with running_engine(
-        folder, attention_backend="triton", max_num_seqs=4, max_num_batched_tokens=30, long_prefill_token_threshold=25
+        folder, attention_backend="triton", max_num_seqs=2, max_num_batched_tokens=30, long_prefill_token_threshold=25
     ) as engine:
         found = run(engine, prompts, replace(sampling, logprobs=4))
         assert recorder.replays == engine.load().step  # every step
-    check_answers(folder, prompts, found, 5)
-    assert recorder.recorded == 3 + 2  # for 1, 2 and 4 decoding sequences, and for 8 and 30 tokens
+    check_answers(folder, prompts, found, 2)
+    assert recorder.recorded == 2 + 2  # for 1 and 2 decoding sequences, and for 8 and 30 tokens
 
 
 def test_which_graph_a_step_with_prompts_goes_by() -> None:
     """Picks the smallest with room for tokens and sequences; none if tokens, sequences or contexts do not fit."""
-    shapes = PaddedShapes([4, 12], 90, most_positions=lambda sequences, _: 50 * sequences, prompt_sizes=[8, 30, 300])
+    shapes = PaddedShapes([4, 12], 900, most_positions=lambda sequences, _: 50 * sequences, prompt_sizes=[8, 30, 300])
     recorded = [shape for shape in shapes.all() if not shape.query_len]
     expected = [(300, 12), (30, 12), (30, 8), (8, 12), (8, 8)]
     assert recorded == [Shape(sequences, tokens, 0, 50) for tokens, sequences in expected]
@@ -141,14 +141,14 @@ def test_tokens_are_the_same(
 ) -> None:
     folder = make_model(tmp_path / family, family, **shape)
     prompts = random_prompts(3, 17, 28)
-    sampling = replace(GREEDY, max_tokens=8)
+    sampling = replace(GREEDY, max_tokens=6)
     recorder = Recorder()
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
-    with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
+    with running_engine(folder, attention_backend="triton", max_num_seqs=4) as engine:
         found = run(engine, prompts, replace(sampling, logprobs=4))
-    check_answers(folder, prompts, found, 8)
-    assert recorder.replays == 7
-    assert recorder.recorded == 4  # for 1, 2, 4 and 6 sequences, at startup
+    check_answers(folder, prompts, found, 6)
+    assert recorder.replays == 5
+    assert recorder.recorded == 3  # for 1, 2 and 4 sequences, at startup
 
 
 @pytest.mark.slow
@@ -158,20 +158,20 @@ def test_batch_invariance_by_a_gpus_kernels(tmp_path: Path, monkeypatch: pytest.
     """
     folder = make_model(tmp_path / "llama", "llama", initializer_range=0.02, num_hidden_layers=2)
     sampling = replace(GREEDY, max_tokens=3, logprobs=1, temperature=0.7, seed=1)
-    asked = [GenerationRequest("r", prompt, sampling) for prompt in random_prompts(3, 11)]
+    asked = [GenerationRequest("r", prompt, sampling) for prompt in random_prompts(3, 11, 2)]
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: InvariantTritonOps())
 
-    def found(requests: list[GenerationRequest], **options: int) -> list[tuple[list[int], list[PositionLogprobs]]]:
+    def found(*batches: list[GenerationRequest], **options: int) -> list[tuple[list[int], list[PositionLogprobs]]]:
         with running_engine(
-            folder, attention_backend="triton", batch_invariant=True, max_num_seqs=6, enable_prefix_caching=False,
+            folder, attention_backend="triton", batch_invariant=True, max_num_seqs=4, enable_prefix_caching=False,
             **options,
         ) as engine:  # fmt: skip
-            return [(choice.token_ids, choice.logprobs) for (choice,) in run_requests(engine, requests)]
+            answers = [choice for batch in batches for (choice,) in run_requests(engine, batch)]
+        return [(choice.token_ids, choice.logprobs) for choice in answers]
 
     in_chunks = found(asked, max_num_batched_tokens=8)
     monkeypatch.setattr(Runner, "allocate", allocate_with(Recorder()))
-    assert found(asked) == in_chunks
-    assert found(asked[1:2]) == in_chunks[1:2]
+    assert found(asked, asked[1:2]) == [*in_chunks, in_chunks[1]]
 
 
 @pytest.mark.slow
@@ -180,11 +180,11 @@ def test_batches_of_several_tokens_a_sequence_are_replayed_too(tmp_path: Path, m
     prompts = random_prompts(3, 3, 3)
     recorder = Recorder()
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder, query_len=3))
-    with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
+    with running_engine(folder, attention_backend="triton", max_num_seqs=4) as engine:
         found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=4)))
     check_greedy(folder, prompts, found, 4)
     assert recorder.replays == 4
-    assert recorder.recorded == 2 * 4  # for 1, 2, 4 and 6 sequences
+    assert recorder.recorded == 2 * 3  # for 1, 2 and 4 sequences
 
 
 @pytest.mark.slow
@@ -245,28 +245,25 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.Monke
     Padding rows, for which attention is not computed, may hold anything. Keys are split among programs, whether drafts
     are few or many.
     """
-    for name, value in (("_LONG_PART", 32), ("_LONG_CONTEXT", 16), ("multiprocessors", lambda _: 100)):
+    for name, value in (("_LONG_PART", 32), ("_LONG_CONTEXT", 16), ("multiprocessors", lambda _: 20)):
         monkeypatch.setattr(f"engine_svc.attention.triton.{name}", value)
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
-    prompts = random_prompts(3, 5, 4, 33)
+    prompts = random_prompts(3, 5, 33)
     asked = [
-        GenerationRequest(str(key), prompt, replace(GREEDY, max_tokens=4 + 2 * key))
+        GenerationRequest(str(key), prompt, replace(GREEDY, max_tokens=6 + 3 * key))
         for key, prompt in enumerate(prompts)
     ]
+    known = [answer[: 6 + 3 * key] for key, answer in enumerate(reference_tokens(folder, prompts, 12))]
     recorder, drafter = Recorder(), ReplayingDrafter(VOCAB_SIZE, most=most)
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder, query_len=most + 1))
     with running_engine(
         folder, attention_backend="triton", max_num_seqs=4, drafter=drafter, enable_prefix_caching=False
     ) as engine:
-        found = run_requests(engine, asked)
-        drafter.know(asked, [[choice.token_ids for choice in choices] for choices in found])
-        steps, replays = engine.load().step, recorder.replays
-        assert tokens(run_requests(engine, asked)) == tokens(found)
-        assert recorder.replays - replays == engine.load().step - steps - 1  # every step except that of the prompts
+        drafter.know(asked, [[answer] for answer in known])
+        assert tokens(run_requests(engine, asked)) == known
+        assert recorder.replays == engine.load().step - 1  # every step except that of the prompts
     assert drafter.num_drafts > drafter.num_right > 5
-    for prompt, output in zip(prompts, tokens(found), strict=True):
-        check_greedy(folder, [prompt], [output], len(output))
 
 
 @pytest.mark.slow
@@ -284,7 +281,7 @@ def test_rows_of_nobody_are_computed_by_no_expert(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
     prompts = random_prompts(3, 5, 4)
-    with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
+    with running_engine(folder, attention_backend="triton", max_num_seqs=4) as engine:
         computed.clear()
         found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=3)))
     check_greedy(folder, prompts, found, 3)
@@ -295,20 +292,20 @@ def test_rows_of_nobody_are_computed_by_no_expert(tmp_path: Path, monkeypatch: p
 
 def test_prompts_of_one_embedding_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs read token ids, which mean nothing for prompts of embeddings."""
-    folder = make_model(tmp_path / "llama", "llama")
+    folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=1)
     weights = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].float()
     rows = PromptEmbeds("float32", weights.shape[1], weights[7].numpy().tobytes())
     sampling = replace(GREEDY, max_tokens=4)
     recorder = Recorder()
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
-    with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
+    with running_engine(folder, attention_backend="triton", max_num_seqs=2) as engine:
         found = tokens(run_requests(engine, [GenerationRequest("r", [], sampling, prompt_embeds=rows)]))
     check_greedy(folder, [[7]], found, 4)
     assert recorder.replays == 3
 
 
 def test_without_graphs_decoding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_model(tmp_path / "llama", "llama")
+    folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=1)
     prompts = random_prompts(5)
     sampling = replace(GREEDY, max_tokens=4)
     monkeypatch.setattr(Runner, "allocate", allocate_with(Failing()))
@@ -321,7 +318,11 @@ def allocate_with(capture: Capture, query_len: int = 1, *, warms_up: bool = Fals
     allocate = Runner.allocate
 
     def both(runner: Runner, *arguments: int) -> None:
-        allocate(runner, *arguments)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                Runner, "_run_prompt", lambda *_: None
+            )  # without graphs, and the interpreter compiles nothing
+            allocate(runner, *arguments)
         if warms_up:
             runner.warm_up(arguments[0], 6)
         runner.make_graphs(capture, query_len)

@@ -52,15 +52,16 @@ def layers_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
         allocate(runner, *given)
         runners.append(runner)
 
+    monkeypatch.setattr(Runner, "_run_prompt", lambda *_: None)  # a warm-up; the interpreter compiles nothing
     monkeypatch.setattr(DecoderLayer, "forward", noted)
     monkeypatch.setattr(Runner, "allocate", allocated)
     with running_engine(folder, attention_backend="triton", enforce_eager=True, max_num_seqs=3, **options):
         layers.clear()
         plan = SamplingPlan(GREEDY)
-        sequences = [NewSequence(slot, [5] * 20, 20, 0, [[2 * slot, 2 * slot + 1]], plan) for slot in range(3)]
-        runners[0].step(StepPlan(1, sequences, [ScheduledSequence(slot, 0, 20, 1, []) for slot in range(3)]))
+        sequences = [NewSequence(slot, [5] * 9, 9, 0, [[slot]], plan) for slot in range(3)]
+        runners[0].step(StepPlan(1, sequences, [ScheduledSequence(slot, 0, 9, 1, []) for slot in range(3)]))
         for done, count in enumerate((3, 2, 1)):
-            scheduled = [ScheduledSequence(slot, 20 + done, 1, 1, []) for slot in range(count)]
+            scheduled = [ScheduledSequence(slot, 9 + done, 1, 1, []) for slot in range(count)]
             runners[0].step(StepPlan(2 + done, [], scheduled))
     return layers
 

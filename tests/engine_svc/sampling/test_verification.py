@@ -16,7 +16,7 @@ from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.rows import NO_DRAFT, SampledRows
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.sampling.verification import Runs, read_runs, sample_runs
-from tests.support.native import fastest_kernels, needs_native
+from tests.support.native import AVAILABLE, fastest_kernels, needs_native
 from tests.support.plans import join_masks, masks, sampling_plan
 
 SIZE = 9
@@ -84,10 +84,9 @@ PARTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
-@pytest.mark.parametrize("seed", range(40))
-def test_runs_are_what_comes_one_by_one(seed: int, native: bool) -> None:
-    """Holds whatever is drafted; with each round, more drafts are right."""
+@pytest.mark.parametrize("seed", range(25))
+def test_runs_are_what_comes_one_by_one(seed: int) -> None:
+    """Holds whatever is drafted, by torch and by the C++ kernels; with each round, more drafts are right."""
     choose = random.Random(seed)
     sequences = []
     for _ in range(5):
@@ -99,14 +98,15 @@ def test_runs_are_what_comes_one_by_one(seed: int, native: bool) -> None:
     logits = logits_of(sum(len(sequence.drafts) for sequence in sequences), seed)
     for _ in range(5):  # a wrong draft becomes right in each round
         expected = one_by_one(sequences, logits)
-        found, failed = run(sampler_of(sequences, native), sequences, logits)
-        assert not failed
-        assert not found.failed
-        assert found.token_ids == expected.token_ids
-        for slot, positions in expected.logprobs.items():
-            for one, other in zip(found.logprobs[slot], positions, strict=True):
-                assert (one.token_ids, one.rank) == (other.token_ids, other.rank)
-                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+        for native in (False, True) if AVAILABLE else (False,):
+            found, failed = run(sampler_of(sequences, native), sequences, logits)
+            assert not failed
+            assert not found.failed
+            assert found.token_ids == expected.token_ids
+            for slot, positions in expected.logprobs.items():
+                for one, other in zip(found.logprobs[slot], positions, strict=True):
+                    assert (one.token_ids, one.rank) == (other.token_ids, other.rank)
+                    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
         for slot, tokens in expected.token_ids.items():
             at = len(tokens) - 1
             if sequences[slot].drafts[at] != NO_DRAFT:

@@ -23,10 +23,11 @@ from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-STREAMS = 40
 KINDS = 7
 COMPLETION = {"prompt": "A", "max_tokens": 400, "return_token_ids": True, "stream_options": {"include_usage": True}}
-TEXT = "Größe 🚀🎉 of it: " + "one two three, " * 8 + "and END here. "
+BEGINNING = "Größe 🚀🎉 "
+TEXT = f"{BEGINNING}of it: " + "one two three, " * 8 + "and END here. "
+WITHIN = len(BEGINNING.encode()) + 1  # a token is a byte
 Result = tuple[dict[int, dict[str, Any]], dict[str, Any] | None]
 
 
@@ -147,11 +148,10 @@ async def terminate(tokenizer: TokenizerProcess, alone: bool) -> None:
         await asyncio.to_thread(tokenizer.restart)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("disturb", [kill, freeze, terminate])
-async def test_forty_streams(start_stack: StartStack, disturb: Any, replicas: int) -> None:
+@pytest.mark.parametrize(("disturb", "replicas"), [(kill, 1), (freeze, 1), (freeze, 2), (terminate, 2)])
+async def test_many_streams(start_stack: StartStack, disturb: Any, replicas: int) -> None:
     """Streams cut within a character and after much text survive while tokens keep arriving for the lost service."""
-    bodies, cuts = various(STREAMS // 2), [5, 70]
+    bodies, cuts = various(KINDS), [5, 70]
     async with start_stack(replicas, "--drain-timeout-seconds", "0.5") as stack:
         expected = await undisturbed(stack, bodies)
         readers = await stack.hold(bodies, cuts)
@@ -161,20 +161,20 @@ async def test_forty_streams(start_stack: StartStack, disturb: Any, replicas: in
         await disturbance
         assert (await stack.gateway.complete())["choices"][0]["finish_reason"] == "length"
         if disturb is not terminate:
-            assert stack.moved >= STREAMS // 3
+            assert stack.moved >= len(readers) // 3
 
 
 async def test_every_cut(start_stack: StartStack) -> None:
     bodies = various(KINDS)
     async with start_stack(1) as stack:
         expected = await undisturbed(stack, bodies)
-        cuts = [*range(1, 22), len(stack.router.state.outputs[0]) - 1]
+        cuts = [*range(1, WITHIN), len(stack.router.state.outputs[0]) - 1]
         readers = await stack.hold(bodies, cuts)
         (replica,) = stack.pipeline.texts.replicas.known
         replica.link.give_up()
         stack.release()
         assert await asyncio.gather(*(reader.result() for reader in readers)) == expected * len(cuts)
-        assert stack.moved >= 21 * KINDS
+        assert stack.moved >= (WITHIN - 1) * KINDS
 
 
 async def test_requests_go_to_a_replica_that_is_up(start_stack: StartStack) -> None:

@@ -18,10 +18,10 @@ from tests.support.tool_formats import (
     CONTEXT,
     FORMS,
     ONE_OF_EACH_FORMAT,
+    TURNS,
     Call,
     Turn,
     deltas_of,
-    longest_turns_of,
     marks_of,
     parse,
     render,
@@ -48,9 +48,16 @@ def test_what_is_rendered_is_parsed_and_rendered_again_the_same(family: str) -> 
         assert render(family, again) == text
 
 
+def turns_to_cut(family: str) -> list[Turn]:
+    """Every kind of argument, each call on its own; and two calls one after the other, after text, where possible."""
+    form = FORMS[family]
+    calls = TURNS[-1].calls if form.several else TURNS[-1].calls[:1]
+    return [*turns_of(family)[2:5], Turn(TURNS[-1].content if form.content else "", calls)]
+
+
 @every_format
 def test_how_a_text_is_cut_changes_no_byte(family: str) -> None:
-    for turn in longest_turns_of(family):
+    for turn in turns_to_cut(family):
         text = render(family, turn)
         whole = parse(family, text)
         assert parse(family, *text) == whole
@@ -86,7 +93,7 @@ def test_a_name_comes_before_its_arguments_and_these_as_they_come(family: str) -
 @every_format
 def test_a_text_that_breaks_off_keeps_what_it_had(family: str) -> None:
     """Parsing never fails, arguments are a prefix of the full ones, and text that is not yet a call stays content."""
-    for turn in longest_turns_of(family):
+    for turn in turns_to_cut(family):
         text = render(family, turn)
         _, whole = parse(family, text)
         for place in range(len(text)):
