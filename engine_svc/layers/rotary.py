@@ -10,6 +10,8 @@ import torch
 
 from quire.errors import StartupError
 
+_ROWS = 1 << 15  # of the table that are computed at a time: the models with the longest contexts have ten million
+
 # (parameters, head_dim, max_position_embeddings) → (inverse frequencies [head_dim / 2], factor on cosine and sine)
 Scaling = Callable[[Mapping[str, Any], int, int], tuple[torch.Tensor, float]]
 
@@ -135,11 +137,16 @@ def rotary_table(
         raise StartupError(f"The model's rope_parameters {dict(parameters)} are invalid: {error}.") from error
     if not (frequencies.isfinite().all() and math.isfinite(factor)):
         raise StartupError(f"The model's rope_parameters {dict(parameters)} produce angles that are not numbers.")
-    positions = torch.arange(length)
-    angles = positions.float()[:, None] * frequencies[None, :]
-    if kind == "dynamic" and length > max_position:
-        angles[max_position:] = _dynamic_angles(parameters, rotary_dim, max_position, positions[max_position:])
-    return (torch.stack((angles.cos(), angles.sin()), dim=1) * factor).to(dtype)
+    table = torch.empty((length, 2, len(frequencies)), dtype=dtype)
+    for first in range(0, length, _ROWS):
+        rows = table[first : first + _ROWS]
+        positions = torch.arange(first, first + len(rows))
+        angles = positions.float()[:, None] * frequencies[None, :]
+        if kind == "dynamic" and first + len(rows) > max_position:
+            late = max(0, max_position - first)
+            angles[late:] = _dynamic_angles(parameters, rotary_dim, max_position, positions[late:])
+        rows.copy_(torch.stack((angles.cos(), angles.sin()), dim=1) * factor)
+    return table
 
 
 def rotary_components(parameters: Mapping[str, Any], rotary_dim: int) -> torch.Tensor | None:

@@ -40,7 +40,7 @@ class ModelOptions:
     tokenizer_mode: str = option(
         "auto", "How the tokenizer is read: auto (tokenizer.json; like mistral if there is only tekken.json), mistral "
         "(tekken.json; conversations are formatted by the package mistral-common), hf (tokenizer.json), deepseek_v32 "
-        "(the same; conversations are written as DeepSeek V3.2's, which auto does too if there is no template) or custom "
+        "(the same; conversations are written as DeepSeek V3.2's, as auto does if there is no template) or custom "
         "(the one that an installed package registers under the name given by --tokenizer). slow is refused: slow "
         "tokenizers no longer exist.",
         choices=TOKENIZER_MODES,

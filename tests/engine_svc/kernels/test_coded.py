@@ -34,7 +34,7 @@ def coded(
 
 
 # Outputs, inputs, the size of a group, and whether there are offsets and an order.
-MATRICES = [(64, 64, 64, False, False), (70, 131, 16, True, False), (8, 256, 128, True, True), (3, 50, 50, False, True)]
+MATRICES = [(64, 64, 64, False, False), (70, 131, 16, True, False), (8, 256, 128, True, True), (3, 50, 50, True, True)]
 # Codes of four bits and of eight with all of them, and the other grids with one of them for each kernel.
 PRODUCTS = [
     *[(INT4, matrix, rows) for matrix in MATRICES for rows in (1, 18, 70)],
