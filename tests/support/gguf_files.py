@@ -78,9 +78,7 @@ def write_gguf(
     config = _config(folder)
     family = FAMILIES[config["model_type"]]
     target.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(
-        target / "model.gguf", family.name, split_max_tensors=tensors_in_a_part
-    )
+    writer = gguf.GGUFWriter(target / "model.gguf", family.name, split_max_tensors=tensors_in_a_part)
     add_all(writer, {f"{writer.arch}.{key}": each for key, each in _metadata(config, family).items()})
     add_all(writer, {"tokenizer.ggml.model": "no_vocab"} | dict(extra or {}))
     if (factors := _rotary_factors(config)) is not None:
