@@ -40,6 +40,14 @@ class SeedTags(MarkedParser):
     special_tokens = (start_mark, end_mark)
 
 
+class HunyuanTags(MarkedParser):
+    """`<think:opensource>…</think:opensource>`, which are tokens of Hunyuan 3."""
+
+    start_mark = "<think:opensource>"
+    end_mark = "</think:opensource>"
+    special_tokens = (start_mark, end_mark)
+
+
 class CohereTags(MarkedParser):
     """`<|START_THINKING|>…<|END_THINKING|>`, which are special tokens of Command R7B and Command A."""
 

@@ -12,57 +12,96 @@ from gateway.tool_parsers.base import CallSyntax, MarkedToolParser
 from gateway.tool_parsers.scanner import NotACallError, Steps
 from gateway.tool_parsers.schema_values import ArgumentWriter, ParameterTypes
 
-_KEY, _KEY_END = "<arg_key>", "</arg_key>"
-_VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
-
 
 class KeyValueParser(MarkedToolParser):
     """GLM 4.5 to 4.7, with or without line breaks between the pairs. Strings are unquoted, other values are JSON."""
 
-    begins = ("<tool_call>",)
-    ends = ("</tool_call>",)
-    special_tokens = (*begins, *ends, _KEY, _KEY_END, _VALUE, _VALUE_END)
+    call: ClassVar[tuple[str, str]] = ("<tool_call>", "</tool_call>")
+    begins: ClassVar[tuple[str, ...]] = call[:1]
+    ends: ClassVar[tuple[str, ...]] = call[1:]
+    key: ClassVar[tuple[str, str]] = ("<arg_key>", "</arg_key>")
+    value: ClassVar[tuple[str, str]] = ("<arg_value>", "</arg_value>")
+    special_tokens: ClassVar[tuple[str, ...]] = (*call, *key, *value)
     # Text between the pairs, for grammars; the parser accepts both forms.
     line_break: ClassVar[str] = "\n"
 
     @classmethod
     def syntax(cls, name: str) -> CallSyntax:
-        return CallSyntax(f"<tool_call>{name}{cls.line_break}", "</tool_call>", separator=cls.line_break)
+        begin, end = cls.call
+        return CallSyntax(f"{begin}{name}{cls.line_break}", end, separator=cls.line_break)
 
     @classmethod
     def argument_form(cls, tool: Tool) -> Mapping[str, Any]:
-        return elements_form(tool, _KEY, f"{_KEY_END}{cls.line_break}{_VALUE}", f"{_VALUE_END}{cls.line_break}")
+        (key, key_end), (value, value_end) = cls.key, cls.value
+        return elements_form(tool, key, f"{key_end}{cls.line_break}{value}", f"{value_end}{cls.line_break}")
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)
         self._types = ParameterTypes(context)
 
     def read_calls(self, marker: str) -> Steps[None]:
-        name = yield from self.text.name()
+        name = yield from self.read_name()
         yield from self.text.peek_past_space()
-        element = yield from self.text.expect(_KEY, *self.ends)
+        element = yield from self.text.expect(self.key[0], self.call[1])
         self.begin_call(name)
         arguments = ArgumentWriter(self._types, name, self.found.arguments)
-        while element == _KEY:
+        while element == self.key[0]:
             element = yield from self._read_pair(arguments)
         arguments.close()
         self.unclosed = not element
 
+    def read_name(self) -> Steps[str]:
+        """Reads the tool's name, and what else comes before the pairs.
+
+        Raises:
+            NotACallError: that is missing.
+        """
+        return (yield from self.text.name())
+
     def _read_pair(self, arguments: ArgumentWriter) -> Steps[str]:
         """Reads the rest of a pair; returns the element after it."""
         pieces: list[str] = []
-        yield from self.text.until(Markers(_KEY_END), pieces.append)
+        yield from self.text.until(Markers(self.key[1]), pieces.append)
         yield from self.text.peek_past_space()
-        if not (yield from self.text.accept(_VALUE)):
+        if not (yield from self.text.accept(self.value[0])):
             raise NotACallError
         value = arguments.value("".join(pieces).strip())
-        yield from self.text.until(Markers(_VALUE_END), value)
+        yield from self.text.until(Markers(self.value[1]), value)
         value.close()
         yield from self.text.peek_past_space()
-        return (yield from self.text.accept(_KEY, *self.ends))
+        return (yield from self.text.accept(self.key[0], self.call[1]))
 
 
 class Glm47(KeyValueParser):
     """GLM 4.7 omits the line breaks."""
 
     line_break = ""
+
+
+class Hunyuan3(KeyValueParser):
+    """Hunyuan 3: the same between tokens of its own, in a row that has such tokens, too."""
+
+    call = ("<tool_call:opensource>", "</tool_call:opensource>")
+    begins, ends = ("<tool_calls:opensource>", call[0]), ("</tool_calls:opensource>",)
+    key = ("<arg_key:opensource>", "</arg_key:opensource>")
+    value = ("<arg_value:opensource>", "</arg_value:opensource>")
+    name_end = "<tool_sep:opensource>"
+    special_tokens = (*begins, *ends, call[1], *key, *value, name_end)
+
+    @classmethod
+    def syntax(cls, name: str) -> CallSyntax:
+        (begin, end), row, row_end = cls.call, cls.begins[0], cls.ends[0]
+        return CallSyntax(f"{begin}{name}{cls.name_end}\n", end, f"{row}\n", "\n", f"\n{row_end}")
+
+    def read_calls(self, marker: str) -> Steps[None]:
+        if marker != self.call[0]:
+            yield from self.text.peek_past_space()
+            yield from self.text.expect(self.call[0])
+        yield from super().read_calls(marker)
+        self.unclosed = True  # until the row is
+        yield from self.close()
+
+    def read_name(self) -> Steps[str]:
+        name = yield from self.text.name()
+        yield from self.text.expect(self.name_end)
+        return name

@@ -9,6 +9,8 @@ from quire.errors import StartupError
 from quire.options.base import option
 from quire.options.reasoning import PARSERS_OF_CALLS_TOO
 
+HARMONY_CALLS = "openai"  # vLLM's name of the format that PARSERS_OF_CALLS_TOO read
+
 
 @dataclass(frozen=True)
 class ToolOptions:
@@ -46,6 +48,11 @@ class ToolOptions:
         Raises:
             StartupError: the model may choose to call tools, but no parser is set for its calls.
         """
+        if self.tool_call_parser == HARMONY_CALLS and reasoning_parser not in PARSERS_OF_CALLS_TOO:
+            raise StartupError(
+                f"--tool-call-parser {HARMONY_CALLS}: gpt-oss writes calls in the format of its reasoning. Set "
+                f"--reasoning-parser {PARSERS_OF_CALLS_TOO[0]}, which reads both."
+            )
         if self.enable_auto_tool_choice and not self.tool_call_parser and reasoning_parser not in PARSERS_OF_CALLS_TOO:
             raise StartupError(
                 "--enable-auto-tool-choice needs --tool-call-parser, the format of the model's tool calls; see "

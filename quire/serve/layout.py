@@ -15,11 +15,13 @@ from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
+from quire.options.reasoning import PARSERS_OF_CALLS_TOO
 from quire.options.router import RouterOptions
 from quire.options.serve import ServeOptions
 from quire.options.server import RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.options.tokenizer_init import SKIP_FLAG
+from quire.options.tools import HARMONY_CALLS
 from quire.options.tracing import TracingOptions
 from quire.rpc.discovery import join_address
 from quire.serve.data_parallel import LocalRanks, find_local_ranks, own_address_at
@@ -221,8 +223,11 @@ def with_derived(options: StackOptions) -> StackOptions:
 
 
 def _with_parsers(options: StackOptions) -> GatewayOptions:
-    """The gateway's options, with the parsers for the bundled model's formats unless the user chose others."""
+    """The gateway's options, with the parsers that follow from others, or from the bundled model, unless the user chose
+    others."""
     reasoning, tools = options.gateway.reasoning, options.gateway.tools
+    if tools.tool_call_parser == HARMONY_CALLS and not reasoning.parser:
+        reasoning = dataclasses.replace(reasoning, reasoning_parser=PARSERS_OF_CALLS_TOO[0])
     if options.model.model == DEMO_MODEL and not options.gateway.skip_tokenizer_init:
         if not reasoning.parser and reasoning.enable_reasoning is not False:
             reasoning = dataclasses.replace(reasoning, reasoning_parser="qwen3")

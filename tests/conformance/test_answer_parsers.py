@@ -48,6 +48,7 @@ REASONING_WORDS: Mapping[str, Sequence[str]] = {
     "granite": ("Here's my thought process:", "Here is my thought process: ", "Here's my response:",
                 " Here is my response:", "<think>", "</think><response>", "</response>"),
     "hunyuan_a13b": ("<think>", "</think>\n<answer>", "\n</answer>", "\n" * 9),
+    "hy_v3": ("<think:opensource>", "</think:opensource>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "openai_gptoss": ("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", "<|return|>", "x" * 250,
                       "<|channel|>final<|message|>", "<|call|>", " to=functions.f",

@@ -137,6 +137,15 @@ FORMS: Mapping[str, Form] = {
         + _PAIRS.replace("BREAK", "")
         + "{% endfor %}</tool_call>{% endfor %}"
     ),
+    "poolside_v1": Form(_GLM45),
+    "hy_v3": Form(
+        "{{ content }}<tool_calls:opensource>\n{% for call in calls %}<tool_call:opensource>{{ call.name }}"
+        "<tool_sep:opensource>\n{% for key, value in call.arguments.items() %}"
+        + _PAIRS.replace("BREAK", "\n")
+        .replace("arg_key>", "arg_key:opensource>")
+        .replace("arg_value>", "arg_value:opensource>")
+        + "\n{% endfor %}</tool_call:opensource>\n{% endfor %}</tool_calls:opensource>"
+    ),
     "qwen3_coder": Form("{{ content + '\\n' if content }}{% for call in calls %}\n" + _XML_CALL + "{% endfor %}"),
     "qwen3_xml": Form("{{ content + '\n' if content }}{% for call in calls %}\n" + _XML_CALL + "{% endfor %}"),
     "mimo": Form("{{ content }}{% for call in calls %}" + _XML_CALL + "{% endfor %}"),

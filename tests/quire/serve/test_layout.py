@@ -160,6 +160,10 @@ def test_the_formats_of_the_model_in_the_box_are_known() -> None:
     )  # fmt: skip
     with pytest.raises(StartupError, match="--enable-auto-tool-choice needs --tool-call-parser"):
         parsers("m", enable_auto_tool_choice=True)
+    # vLLM's names for gpt-oss, of which one is enough.
+    assert parsers("m", tool_call_parser="openai", enable_auto_tool_choice=True) == ("openai_gptoss", "openai")
+    with pytest.raises(StartupError, match="Set --reasoning-parser openai_gptoss, which reads both"):
+        parsers("m", ReasoningOptions("qwen3"), tool_call_parser="openai")
     without = dataclasses.replace(stack_options(skip_tokenizer_init=True), model=ModelOptions())
     assert with_derived(without).gateway == without.gateway  # there is no text for parsers to read
 
