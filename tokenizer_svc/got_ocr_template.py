@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from quire.tokenizer.files import fields_of
 
 _CLASS = "GotOcr2Processor"
 _FILES = ("processor_config.json", "preprocessor_config.json")
@@ -35,13 +35,5 @@ def got_ocr_templates(folder: Path | None) -> Mapping[str, str]:
     Args:
         folder: with the model's files, if there is one.
     """
-    classes = [_fields(folder / name).get("processor_class") for name in _FILES] if folder else []
+    classes = [fields_of(folder / name).get("processor_class") for name in _FILES] if folder else []
     return {"default": _TEMPLATE} if _CLASS in classes else {}
-
-
-def _fields(file: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError):  # the process for images will say what is wrong with the file
-        return {}
-    return found if isinstance(found, dict) else {}

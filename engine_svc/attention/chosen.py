@@ -46,6 +46,10 @@ class Choosing:
     metadata: AttentionMetadata  # of the batch
     others: Others | None  # None if all queries of the batch choose
 
+    def take(self, values: torch.Tensor) -> torch.Tensor:
+        """The rows of choosing queries: [queries, ...] → [choosing, ...]."""
+        return values if self.others is None else values[self.rows]
+
     @property
     def longest(self) -> int:
         """One more than the last position that any of them sees."""
@@ -124,7 +128,8 @@ class ChosenAttention(ABC):
         self, vectors: torch.Tensor, cache: torch.Tensor, choosing: Choosing, options: AttentionOptions
     ) -> None:
         """Caches the vectors [tokens, 1, head_dim] of all new tokens, if no `others` do."""
-        scaled = vectors / self.attention.scales_of(options).key
+        scale = self.attention.scales_of(options).key
+        scaled = vectors if scale == 1.0 else vectors / scale
         self.attention.write(scaled, scaled, cache, choosing.metadata.slot_mapping)
 
     def choose(self, queries: IndexQueries, keys: torch.Tensor, choosing: Choosing) -> torch.Tensor:
@@ -150,8 +155,8 @@ class ChosenAttention(ABC):
             cache: the layer's cache of vectors, with the new tokens' already written.
         """
         scale = self.attention.scales_of(options).key
-        scaled = dataclasses.replace(options, scale=options.scale * scale)
-        return self._attend(query, chosen, cache, choosing, scaled) * scale
+        output = self._attend(query, chosen, cache, choosing, options.scale * scale)
+        return output if scale == 1.0 else output * scale
 
     def _slices(self, choosing: Choosing, heads: int) -> Iterator[slice]:
         """Choosing queries that are scored at a time."""
@@ -169,10 +174,9 @@ class ChosenAttention(ABC):
 
     @abstractmethod
     def _attend(
-        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing,
-        options: AttentionOptions,
-    ) -> torch.Tensor:  # fmt: skip
-        """Like `attend`, without scales of the cache."""
+        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing, scale: float
+    ) -> torch.Tensor:
+        """Like `attend`, without scales of the cache; `scale` is the factor on scores."""
 
 
 class TorchChosenAttention(ChosenAttention):
@@ -200,16 +204,15 @@ class TorchChosenAttention(ChosenAttention):
         return found
 
     def _attend(
-        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing,
-        options: AttentionOptions,
-    ) -> torch.Tensor:  # fmt: skip
+        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing, scale: float
+    ) -> torch.Tensor:
         cells, output = self.attention.vectors(cache), torch.empty_like(query)
         size = max(1, _BYTES // (self.most * query.shape[2] * query.dtype.itemsize))
         for first in range(0, len(query), size):
             part = slice(first, first + size)
             blocks, places = _places(chosen[part], choosing.sequences[part], choosing.metadata, cells.shape[1])
             vectors = _take(cells, (blocks, places)).to(query.dtype)  # [queries, most, head_dim]
-            scores = (query[part] @ vectors.transpose(1, 2)) * options.scale
+            scores = (query[part] @ vectors.transpose(1, 2)) * scale
             wide = torch.promote_types(query.dtype, torch.float32)
             output[part] = scores.softmax(dim=-1, dtype=wide).to(query.dtype) @ vectors
         return output

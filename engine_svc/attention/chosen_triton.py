@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.attention.base import AttentionBackend
 from engine_svc.attention.chosen import Choosing, ChosenAttention, IndexQueries
 from engine_svc.attention.context import merge_parts
 from engine_svc.kernels.chosen import attend_chosen, score_positions
@@ -33,13 +33,12 @@ class TritonChosenAttention(ChosenAttention):
         )  # fmt: skip
 
     def _attend(
-        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing,
-        options: AttentionOptions,
-    ) -> torch.Tensor:  # fmt: skip
+        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing, scale: float
+    ) -> torch.Tensor:
         programs = len(query) * -(-query.shape[1] // self._tiles.rows)
         parts = max(1, min(self.most // _PART, self._multiprocessors // programs))
         output, lse = attend_chosen(
             query.contiguous(), self.attention.vectors(cache), chosen.contiguous(), choosing.sequences,
-            choosing.metadata.block_table, options.scale, self._tiles, parts,
+            choosing.metadata.block_table, scale, self._tiles, parts,
         )  # fmt: skip
         return output[0] if len(output) == 1 else merge_parts(output, lse, None).to(query.dtype)

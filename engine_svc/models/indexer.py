@@ -48,14 +48,13 @@ class Indexer(torch.nn.Module):
         self._chosen.keys.write(keys, keys, index, cache.prepared.metadata.slot_mapping)
         if choosing is None:
             return None
-        take, rows = self._ops.take_rows, choosing.rows
-        rotary = take(step.outputs(self._ops, step.rotary), rows)
-        query = self.wq_b(take(query_vectors, rows)).view(len(rows), self._form.heads, -1)
-        weights = self.weights_proj(take(step.outputs(self._ops, hidden), rows))
-        queries = IndexQueries(self._turned(query, rotary), weights)
-        found = torch.zeros((len(query_vectors), self._chosen.most), dtype=torch.int32, device=hidden.device)
-        found[rows] = self._chosen.choose(queries, index, choosing)
-        return found
+        rotary, own = (choosing.take(step.outputs(self._ops, each)) for each in (step.rotary, hidden))
+        query = self.wq_b(choosing.take(query_vectors)).view(len(own), self._form.heads, -1)
+        queries = IndexQueries(self._turned(query, rotary), self.weights_proj(own))
+        found = self._chosen.choose(queries, index, choosing)
+        if choosing.others is None:
+            return found
+        return found.new_zeros((len(query_vectors), found.shape[1])).index_copy_(0, choosing.rows, found)
 
     def _turned(self, heads: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
         """Rotates the first values of [tokens, heads, head_dim]."""

@@ -106,18 +106,19 @@ class LatentAttention(torch.nn.Module):
     ) -> torch.Tensor:  # fmt: skip
         """Like `_attend`, where some queries attend to chosen positions."""
         assert self._chosen is not None
-        values = queries.new_empty((*queries.shape[:2], self._latent.value_dim))
-        if others := choosing.others:
-            attended, rows = cache._replace(prepared=others.prepared), others.rows
-            values[rows] = self._attend(queries[rows], rotary[rows], key, attended, step.attention)
-        else:
+        others = choosing.others
+        if others is None:
             self._chosen.write_vectors(key, cache.cache, choosing, self.options)
-        rows = choosing.rows
-        positions = step.chosen_positions(len(queries))[rows]
-        query = self._absorbed(queries[rows], rotary[rows])
-        output = self._chosen.attend(query, positions, cache.cache, choosing, self.options)
-        values[rows] = self._values(output)
-        return values
+        else:
+            attended, rows = cache._replace(prepared=others.prepared), others.rows
+            around = self._attend(queries[rows], rotary[rows], key, attended, step.attention)
+        query = self._absorbed(choosing.take(queries), choosing.take(rotary))
+        positions = choosing.take(step.chosen_positions(len(queries)))
+        values = self._values(self._chosen.attend(query, positions, cache.cache, choosing, self.options))
+        if others is None:
+            return values
+        both = values.new_empty((len(queries), *values.shape[1:]))
+        return both.index_copy_(0, choosing.rows, values).index_copy_(0, others.rows, around)
 
     def _attend(
         self, queries: torch.Tensor, rotary: torch.Tensor, key: torch.Tensor, cache: LayerCache,

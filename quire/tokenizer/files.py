@@ -7,6 +7,7 @@ As in Transformers 5, tokenizer.json alone determines the special tokens around 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,15 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         raise StartupError(
             f"{folder}: tokenizer_config.json or a chat template cannot be read: {type(error).__name__}: {error}"
         ) from error
+
+
+def fields_of(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file of the model; empty where there is none: what needs the file says what is wrong."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _with_config(tokenizer: tokenizers.Tokenizer, definition: dict[str, Any], folder: Path) -> TokenizerFiles:

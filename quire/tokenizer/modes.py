@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from quire.errors import StartupError
 from quire.extras import needed
 from quire.options.model import TOKENIZER_MODES, ModelOptions
 from quire.registry import load_plugin, registry
-from quire.tokenizer.files import TokenizerFiles, read_tokenizer_files, tokenizer_folder
+from quire.tokenizer.files import TokenizerFiles, fields_of, read_tokenizer_files, tokenizer_folder
 from quire.tokenizer.tekken import FILE as TEKKEN
 from quire.tokenizer.tekken import read_tekken
 
@@ -52,11 +51,7 @@ def find_tokenizer(model: ModelOptions) -> TokenizerPlace:
 
 def model_type(folder: Path) -> str:
     """The model_type in a folder's config.json; empty if there is none, or no such file."""
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):  # the engine will say what is wrong with the file
-        return ""
-    return str(config.get("model_type") or "") if isinstance(config, dict) else ""
+    return str(fields_of(folder / "config.json").get("model_type") or "")
 
 
 def _own(place: TokenizerPlace) -> TokenizerFiles:

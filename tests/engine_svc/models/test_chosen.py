@@ -25,6 +25,7 @@ from tests.support.heads import add_multi_token_layer
 from tests.support.native import needs_native
 from tests.support.rank_drafter import NotedGuesses
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine
+from tests.support.shared_folder import sharing_engine
 from tests.support.staged_executor import StagedExecutor
 from tests.support.tensor_executor import TensorExecutor
 
@@ -82,6 +83,16 @@ def test_blocks_are_found_again(model_folder: ModelFolder) -> None:
         again = run(engine, [prompt], SAMPLING)
     check_answers(folder, [prompt] * 2, [*expected, *again], ANSWER)
     assert [usage.cached_prompt_tokens for (output,) in again if (usage := output.usage)] == [80]
+
+
+def test_blocks_in_a_shared_folder(model_folder: ModelFolder, tmp_path: Path) -> None:
+    """Another engine loads the keys of indexers together with all else."""
+    folder, (prompt,) = folder_of(model_folder, "layers share choices"), random_prompts(90)
+    for hits in (0, 80):
+        with sharing_engine(folder, tmp_path / "kv") as engine:
+            found = run(engine, [prompt], SAMPLING)
+            assert engine.load().counters.external_cache_hits == hits
+        check_answers(folder, [prompt], found, ANSWER)
 
 
 def test_drafts_of_the_models_own_layer(model_folder: ModelFolder, tmp_path: Path) -> None:
