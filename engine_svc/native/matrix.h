@@ -37,8 +37,24 @@ struct Ahead {
   int lines;
 
   void fetch() {
-    for (int line = 0; line < lines; ++line, next += LINE) prefetch_far(next);
+    for (int line = 0; line < lines; ++line) fetch_line();
   }
+
+  // Calls `step` so many times, and fetches before each. Loops that fetch nothing or one line a step have fewer
+  // instructions: they are a fifth faster where a processor's other thread leaves this one half of its decoder.
+  template <class Step>
+  [[gnu::always_inline]] void fetch_with(int64_t steps, Step step) {
+    if (lines == 0) {
+      for (; steps > 0; --steps) step();
+    } else if (lines == 1) {
+      for (; steps > 0; --steps) fetch_line(), step();
+    } else {
+      for (; steps > 0; --steps) fetch(), step();
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] void fetch_line() { prefetch_far(next), next += LINE; }
 };
 
 struct CodedForm;
@@ -135,15 +151,18 @@ template <class Type, int ROWS, int W, bool KEEP>
     local[i / W][i % W] = typename Type::Sum{};
     if (!part.fresh) std::memcpy(&local[i / W][i % W], part.sums + i / W * PANEL + i % W * LANES, BYTES);
   }
-  for (int64_t k = 0; k < part.steps; ++k, part.panel += PANEL * Type::GROUP) {
-    part.ahead.fetch();
+  // What the loop changes is in captured copies, and so in registers.
+  auto add_step = [&local, input = part.input, stride = part.stride, panel = part.panel,
+                   wide = part.wide]() mutable __attribute__((always_inline)) {
 #pragma GCC unroll 2
     for (int p = 0; p < Type::PARTS; ++p) {
-      add_part<Type, ROWS, W, KEEP>(part.input, part.stride, part.panel, p, part.wide, local);
-      part.input += Type::GROUP / Type::PARTS;
-      if constexpr (KEEP) part.wide += PANEL * Type::Wide::GROUP;
+      add_part<Type, ROWS, W, KEEP>(input, stride, panel, p, wide, local);
+      input += Type::GROUP / Type::PARTS;
+      if constexpr (KEEP) wide += PANEL * Type::Wide::GROUP;
     }
-  }
+    panel += PANEL * Type::GROUP;
+  };
+  part.ahead.fetch_with(part.steps, add_step);
 #pragma GCC unroll 24
   for (int i = 0; i < ROWS * W; ++i)
     std::memcpy(part.sums + i / W * PANEL + i % W * LANES, &local[i / W][i % W], BYTES);
