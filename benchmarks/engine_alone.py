@@ -35,7 +35,7 @@ class EngineAlone:
         self._executor = executor or create_executor(options.parallel)
         spec = self._executor.load(ModelOptions(model=model), options)
         size = size_kv_cache(spec, options)
-        self._executor.allocate(size.num_blocks)
+        self._executor.allocate(size.num_blocks, num_snapshots=size.num_snapshots)
         self._engine = Engine(
             self._executor,
             options,
@@ -45,7 +45,9 @@ class EngineAlone:
                 num_stages=spec.num_stages,
                 max_model_len=size.max_model_len,
                 windows=spec.windows,
-                shares_blocks=not spec.state_bytes,
+                has_states=spec.state_bytes > 0,
+                num_snapshots=size.num_snapshots,
+                snapshot_tokens=size.snapshot_tokens,
                 max_num_batched_tokens=spec.max_num_batched_tokens,
             ),
         )

@@ -34,7 +34,7 @@ class NoExecutor(Executor):
         """Nothing to load."""
         raise NotImplementedError
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
         """Nothing to allocate."""
 
     def submit(self, plan: StepPlan) -> None:

@@ -49,6 +49,7 @@ class ModelInfo:
     cpu_kernels: str = ""
     batch_invariant: bool = False
     state_bytes: int = 0
+    num_snapshots: int = 0  # saved states of recurrent layers that fit
     max_loras: int = 0
     draft_cache_bytes: int = 0
     data_parallel_rank: int | None = None
@@ -99,7 +100,7 @@ class ModelInfo:
             return ""
         return (
             f"; the states of its recurrent layers take {self.state_bytes / 2**20:,.1f} MiB for {self.max_num_seqs} "
-            "sequences, and prefix caching is off: a state only covers a sequence's last token"
+            f"sequences, and the prefix cache has room for {self.num_snapshots} more"
         )
 
     def _draft(self) -> str:
@@ -147,6 +148,7 @@ def make_model_info(
         cpu_kernels=spec.cpu_kernels,
         batch_invariant=spec.batch_invariant,
         state_bytes=spec.state_bytes,
+        num_snapshots=size.num_snapshots,
         max_loras=options.lora.max_loras if options.lora.enable_lora else 0,
         draft_cache_bytes=spec.draft_bytes_per_block * size.num_blocks,
         data_parallel_rank=options.parallel.data_parallel_rank,

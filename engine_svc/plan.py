@@ -45,6 +45,7 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     adapter_slot: int = 0  # device slot of its adapter: see AdapterChanges; 0 for none
     images: list[Image] = []  # those of its prompt, without pixels
     image_keys: list[int] = []  # for each image, that of its encoding; 0 if all of its tokens are computed
+    snapshot: int = -1  # place of the saved states that its recurrent layers begin with; -1 for none
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -140,6 +141,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     awaits_masks: bool = False  # TokenMasks follow the plan: only sampling waits for them
     adapters: AdapterChanges = NO_ADAPTER_CHANGES
     images: ImageChanges = NO_IMAGE_CHANGES
+    # slot -> place where the states of recurrent layers after this step are saved; see kv_cache/snapshots.py.
+    snapshots: dict[int, int] = {}
 
     @property
     def num_tokens(self) -> int:

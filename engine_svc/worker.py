@@ -169,7 +169,7 @@ class EngineWorker:
             self._fingerprint = partial(fingerprint, folder, self._options, spec, info.eos_token_ids)
             adapters = self._read_adapters(info, spec)
             report(Stage.WARMING_UP)
-            self._executor.allocate(size.num_blocks, size.num_host_blocks)
+            self._executor.allocate(size.num_blocks, size.num_host_blocks, size.num_snapshots)
         except BaseException:
             self._executor.close()
             raise
@@ -252,7 +252,9 @@ def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts
         num_stages=spec.num_stages,
         bidirectional_images=spec.bidirectional_images,
         windows=spec.windows,
-        shares_blocks=not spec.state_bytes,
+        has_states=spec.state_bytes > 0,
+        num_snapshots=size.num_snapshots,
+        snapshot_tokens=size.snapshot_tokens,
         max_model_len=size.max_model_len,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         eos_token_ids=frozenset(info.eos_token_ids),

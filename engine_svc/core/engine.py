@@ -79,7 +79,6 @@ class Engine:
         """
         self._executor = executor
         self._facts = facts
-        self._caching = options.cache.enable_prefix_caching and facts.shares_blocks
         self._clock = clock
         if connector is None and facts.num_host_blocks:
             connector = HostTier(facts.num_host_blocks)
@@ -360,7 +359,7 @@ class Engine:
             prompt_tokens=statistics.prompt_tokens,
             generation_tokens=statistics.generation_tokens,
             preemptions=scheduler.preemptions,
-            prefix_cache_queries=scheduler.prefix_queries if self._caching else 0,
+            prefix_cache_queries=scheduler.prefix_queries if self._kv_cache.is_caching else 0,
             prefix_cache_hits=scheduler.prefix_hits,
             external_cache_queries=scheduler.external_queries if self._kv_cache.has_connector else 0,
             external_cache_hits=scheduler.external_hits,

@@ -54,8 +54,11 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
         """Allocates a KV cache of `num_blocks` blocks, and its second tier, on every rank, and warms up the kernels.
+
+        Args:
+            num_snapshots: places for saved states of recurrent layers.
 
         Raises:
             StartupError: there is not enough host memory.

@@ -36,6 +36,7 @@ class Allocate(msgspec.Struct, tag=True):
 
     num_blocks: int
     num_host_blocks: int
+    num_snapshots: int
 
 
 class Step(msgspec.Struct, tag=True):

@@ -106,9 +106,9 @@ class RankedExecutor(Executor):
             self._receive(_LOAD_SECONDS, turn)
         self._send_all(Proceed())
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
         """See Executor.allocate."""
-        self._send_all(Allocate(num_blocks, num_host_blocks))
+        self._send_all(Allocate(num_blocks, num_host_blocks, num_snapshots))
         self._receive(self._step_seconds)
 
     def submit(self, plan: StepPlan) -> None:

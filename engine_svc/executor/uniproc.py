@@ -59,9 +59,9 @@ class UniprocExecutor(Executor):
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StartupError(f"Not enough memory for the model's weights: {error}") from error
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
         """See Executor.allocate."""
-        self._loaded().allocate(num_blocks, num_host_blocks)
+        self._loaded().allocate(num_blocks, num_host_blocks, num_snapshots)
 
     def submit(self, plan: StepPlan) -> None:
         """See Executor.submit."""

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from quire.block_hash import Content
+
+
+class AwaitedState(NamedTuple):
+    """A state of recurrent layers that a step under way saves: see snapshots.py."""
+
+    num_tokens: int  # computed tokens that it covers
+    place: int
+    replaces_last: bool  # the state that the sequence saved before may be overwritten
 
 
 class BlockTable:
@@ -16,14 +25,17 @@ class BlockTable:
     __slots__ = (
         "adapter",
         "block_ids",
+        "branch",
         "cache_salt",
         "contents",
         "has_awaited",
         "hashes",
         "is_private",
+        "last_snapshot",
         "num_findable",
         "num_loaded",
         "num_released",
+        "snapshots",
     )
 
     def __init__(
@@ -46,6 +58,10 @@ class BlockTable:
         self.num_findable = 0  # how many of its first blocks are in the prefix cache
         # For each group, how many of its first blocks are no longer held because the sliding window has passed them.
         self.num_released: list[int] = []
+        # States of recurrent layers: see snapshots.py.
+        self.branch = 0  # cached blocks end here, but no state is saved: other prompts may have the same beginning
+        self.snapshots: list[AwaitedState] = []
+        self.last_snapshot = b""  # hash of the prefix whose state it saved last
 
     def __len__(self) -> int:
         return len(self.block_ids[0]) if self.block_ids else 0

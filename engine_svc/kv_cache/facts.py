@@ -15,6 +15,8 @@ class KvCacheFacts:
     max_num_batched_tokens: int  # token budget of a step
     num_stages: int = 1  # pipeline stages, each of which may have a step under way
     windows: tuple[int | None, ...] = (None,)  # of each group of layers: see layer_groups.py
-    # Whether sequences with a common prefix may share blocks. False for models with recurrent layers: their states are
-    # only kept for a sequence's last computed token, so a sequence could not continue from cached blocks.
-    shares_blocks: bool = True
+    has_states: bool = False  # the model has recurrent layers, whose states are only those after the last token
+    # How many of these states can be saved, so that other sequences can begin with them, and after which multiples of
+    # tokens, which are whole blocks. Without saved states, no sequence of such a model begins with cached blocks.
+    num_snapshots: int = 0
+    snapshot_tokens: int = 0

@@ -15,6 +15,7 @@ from engine_svc.kv_cache.connectors.none import NoConnector
 from engine_svc.kv_cache.events import BlockContent, CacheContents, Changes, EventRecorder, Tier
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.prefix_cache import PrefixCache
+from engine_svc.kv_cache.snapshots import StateSnapshots
 from engine_svc.kv_cache.transfers import TransfersUnderWay
 from engine_svc.layer_groups import most_blocks, tokens_under_way
 from engine_svc.plan import EndedTransfer, Transfers
@@ -30,6 +31,7 @@ class Prefix:
     # For each group, the index of the first block that its window sees. Entries before it are placeholders, not held.
     first: list[int] = field(default_factory=list)
     elsewhere: Found = NOTHING
+    snapshot: int = -1  # place of the saved state of recurrent layers after these blocks; -1 if there are none
 
     def __len__(self) -> int:
         return (len(self.device[0]) if self.device else 0) + len(self.elsewhere.hashes)
@@ -64,7 +66,7 @@ class KvCacheManager:
         evicted sooner, so an index built from the events may overestimate what is cached.
 
         Args:
-            connector: supported only for a single group of layers without a window that shares blocks.
+            connector: supported only for a single group of layers, without a window or states.
             clock: returns seconds; the deadlines of awaited blocks are measured on it.
 
         Raises:
@@ -72,11 +74,15 @@ class KvCacheManager:
         """
         if connector is not None and facts.windows != (None,):
             raise ValueError(f"a connector keeps blocks of layers that see everything, not of windows {facts.windows}")
-        if connector is not None and not facts.shares_blocks:
+        if connector is not None and facts.has_states:
             raise ValueError("a connector keeps blocks of layers, and not the states that go with them")
         self.block_size = facts.block_size
-        self._shares = facts.shares_blocks
-        self._caching = options.enable_prefix_caching and facts.shares_blocks
+        self._has_states = facts.has_states
+        # Whether blocks are kept for sequences with the same beginning.
+        self.is_caching = options.enable_prefix_caching and (not facts.has_states or facts.num_snapshots > 0)
+        # Multiples of tokens after which states are saved; 0 if none are.
+        self.snapshot_tokens = facts.snapshot_tokens if self.is_caching and facts.has_states else 0
+        self._snapshots = StateSnapshots(facts.num_snapshots)
         self._windows = facts.windows
         self._has_windows = any(window is not None for window in self._windows)
         self._tokens_under_way = tokens_under_way(facts.max_num_batched_tokens, facts.num_stages)
@@ -120,11 +126,13 @@ class KvCacheManager:
         Args:
             may_await: whether blocks that arrive later are acceptable. A sequence that has waited once does not again.
         """
-        if not self._caching:
+        if not self.is_caching:
             return Prefix()
         self._extend_hashes(table, token_ids)
         wanted = table.hashes[: (len(token_ids) - 1) // self.block_size]
-        count = self._longest(wanted)
+        count, snapshot = self._longest(wanted), -1
+        if self._has_states:
+            count, snapshot = self._with_state(table, wanted, count)
         elsewhere = self._find_elsewhere(table, wanted[count:], may_await and not table.has_awaited)
         if not count and not elsewhere.hashes:
             return Prefix()
@@ -132,11 +140,25 @@ class KvCacheManager:
         device = [
             [0] * start + cache.find(wanted[start:count]) for start, cache in zip(first, self._caches, strict=True)
         ]
-        return Prefix(device, first, elsewhere)
+        return Prefix(device, first, elsewhere, snapshot)
 
     def _find_elsewhere(self, table: BlockTable, hashes: list[bytes], may_await: bool) -> Found:
         found = self._connector.find(table, hashes) if hashes else NOTHING
         return NOTHING if found.is_awaited and not may_await else found
+
+    def _with_state(self, table: BlockTable, wanted: list[bytes], longest: int) -> tuple[int, int]:
+        """The longest cached prefix after which a state is saved, and the state's place; -1 if there is none.
+
+        Args:
+            longest: longest cached prefix, in blocks.
+        """
+        every = self.snapshot_tokens // self.block_size
+        table.branch = longest // every * self.snapshot_tokens
+        for count in range(longest // every * every, 0, -every):
+            place = self._snapshots.find(wanted[count - 1])
+            if place is not None and (not self._has_windows or self._longest(wanted[:count]) == count):
+                return count, place
+        return 0, -1
 
     def _longest(self, wanted: list[bytes]) -> int:
         """The longest prefix, in blocks, for which every group has cached the blocks that its window still sees."""
@@ -174,12 +196,27 @@ class KvCacheManager:
         if missing * len(self._windows) + self._cost(found) > self._pool.num_free:
             return None
         self._begin(table, found)
+        if found.snapshot >= 0:
+            self._snapshots.use(found.snapshot)
         if found.elsewhere.hashes:
             self._load(table, found.elsewhere.hashes)
         added = [[self._take() for _ in range(missing)] for _ in self._windows]
         for block_ids, blocks in zip(table.block_ids, added, strict=True):
             block_ids.extend(blocks)
         return added if missing > 0 else []
+
+    def place_snapshot(self, table: BlockTable, num_tokens: int, num_prompt_tokens: int) -> int | None:
+        """A place where the next step, after which `num_tokens` tokens are computed, saves the sequence's state.
+
+        None if it saves none: it already is saved, is not wanted, or all places are awaited.
+        """
+        if num_tokens % self.snapshot_tokens or table.is_private:
+            return None
+        hashes = table.hashes[: num_tokens // self.block_size]
+        if len(hashes) * self.block_size == num_tokens and self._snapshots.find(hashes[-1]) is not None:
+            return None
+        is_first_of_output = num_tokens - self.snapshot_tokens <= num_prompt_tokens < num_tokens
+        return self._snapshots.await_one(table, num_tokens, replaces_last=not is_first_of_output)
 
     def await_blocks(self, table: BlockTable, found: Prefix) -> None:
         """Begins an empty table with the blocks found on the device and has it wait for the rest: see `take_arrivals`.
@@ -240,15 +277,17 @@ class KvCacheManager:
 
     def book(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """After a step, makes newly full blocks findable and releases those that a sliding window has passed."""
-        if self._caching and num_computed_tokens >= (table.num_findable + 1) * self.block_size:
+        if self.is_caching and num_computed_tokens >= (table.num_findable + 1) * self.block_size:
             self.make_findable(table, token_ids, num_computed_tokens)
+        if table.snapshots:
+            self._snapshots.arrive(table, num_computed_tokens, self.block_size)
         if self._has_windows:
             self.release_passed(table, num_computed_tokens)
 
     def make_findable(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Adds the table's full, computed blocks to the prefix cache."""
         full = num_computed_tokens // self.block_size
-        if not self._caching or table.is_private or full <= table.num_findable:
+        if not self.is_caching or table.is_private or full <= table.num_findable:
             return
         if len(table.hashes) < full:
             self._extend_hashes(table, token_ids)
@@ -288,9 +327,9 @@ class KvCacheManager:
         """Returns a second table that shares the full blocks of the first `num_tokens` computed tokens.
 
         At least the last of these tokens is left for the new sequence to compute, so that it has logits to sample
-        from. If blocks cannot be shared, it computes all of them.
+        from. With recurrent layers, it begins like any other sequence, from what the prefix cache has.
         """
-        shared = (num_tokens - 1) // self.block_size if self._shares else 0
+        shared = 0 if self._has_states else (num_tokens - 1) // self.block_size
         hashes = table.hashes[: num_tokens // self.block_size]
         child = BlockTable(table.cache_salt, hashes, table.contents, table.adapter)
         if shared:
@@ -307,6 +346,7 @@ class KvCacheManager:
         for cache, block_ids, released in zip(self._caches, table.block_ids, table.num_released, strict=False):
             for block in reversed(block_ids[released:]):
                 self._pool.release(block, keep=block in cache)
+        self._snapshots.abandon(table)
         table.block_ids, table.num_released, table.num_findable = [], [], 0
         table.is_private = False
 
@@ -318,9 +358,10 @@ class KvCacheManager:
         """
         for table in tables:
             table.is_private = bool(table.block_ids)
-        if self._caching:
+        if self.is_caching:
             for cache in self._caches:
                 cache.clear()
+            self._snapshots.clear()
             self._connector.clear()
             self._transfers.abandon_all()
             self._recorder.cleared()
@@ -360,6 +401,7 @@ class KvCacheManager:
         for cache in self._caches:
             cache.check()
         self._connector.check()
+        self._snapshots.check(list(tables))
         held = Counter(itertools.chain(self._transfers.held, *(table.held for table in tables)))
         wrong = [block for block in range(self.num_blocks) if self._pool.references(block) != held[block]]
         if wrong:

@@ -20,6 +20,9 @@ MAX_BLOCKS = 2**20
 # For tiny models: unless its size is given, the cache takes at most this many times what a full batch of the longest
 # sequences needs. More would only keep prefixes, and cost startup time.
 _BATCHES = 4
+# How much of the memory beside running sequences' states may hold saved ones, each of which takes as much as the keys
+# and values of hundreds or thousands of tokens.
+_SNAPSHOT_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,16 @@ class KvCacheSize:
 
     Attributes:
         num_tokens: tokens that the blocks hold when all sequences have the maximum length.
+        num_snapshots: places for saved states of recurrent layers, and `snapshot_tokens`, the multiples of tokens after
+            which states are saved; 0 without the prefix cache or such layers.
     """
 
     num_blocks: int
     max_model_len: int
     num_tokens: int = 0
     num_host_blocks: int = 0
+    num_snapshots: int = 0
+    snapshot_tokens: int = 0
 
 
 def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
@@ -47,10 +54,12 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
     cache, scheduler = options.cache, options.scheduler
     _check_swap(spec, cache)
     _check_transfer(spec, cache)
+    state_bytes = spec.state_bytes // scheduler.max_num_seqs
+    num_snapshots = _num_snapshots(spec, options, state_bytes)
     if cache.num_gpu_blocks_override is not None:
         size = _overridden(cache.num_gpu_blocks_override, spec)
     else:
-        free = _beside_states(spec, scheduler.max_num_seqs)
+        free = _beside_states(spec, scheduler.max_num_seqs) - num_snapshots * state_bytes
         most = _most(spec, cache, scheduler.max_num_seqs)
         fitting = free // spec.bytes_per_block if spec.bytes_per_block else most
         num_blocks = min(fitting, most)
@@ -61,6 +70,8 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
         size,
         num_tokens=int(sequences * -(-size.max_model_len // spec.block_size) * spec.block_size),
         num_host_blocks=int(cache.swap_space * 2**30) // max(1, spec.bytes_per_block),
+        num_snapshots=num_snapshots,
+        snapshot_tokens=-(-cache.mamba_block_size // spec.block_size) * spec.block_size if num_snapshots else 0,
     )
     _check_budget(size, spec.max_num_batched_tokens, scheduler)
     return size
@@ -102,6 +113,24 @@ def _beside_states(spec: KvCacheSpec, max_num_seqs: int) -> int:
         f"{_gib(spec.state_bytes)}, but {_gib(spec.available_bytes)} are free for them and the KV cache. Lower "
         f"--max-num-seqs, or raise {_memory_option(spec)}."
     )
+
+
+def _num_snapshots(spec: KvCacheSpec, options: EngineOptions, state_bytes: int) -> int:
+    """How many states of recurrent layers can be saved for the prefix cache.
+
+    Args:
+        state_bytes: bytes of a sequence's states.
+    """
+    if not state_bytes or not options.cache.enable_prefix_caching:
+        return 0
+    free = spec.available_bytes - spec.state_bytes
+    beside_longest = free - _blocks_for(spec.max_model_len, spec) * spec.bytes_per_block
+    room = max(0, min(int(_SNAPSHOT_SHARE * free), beside_longest))
+    count = min(room // state_bytes, _BATCHES * options.scheduler.max_num_seqs)
+    if not count:
+        logger.warning("prefix caching is off: there is no room to save states of recurrent layers. Lower "
+                       "--max-num-seqs, or raise %s", _memory_option(spec))  # fmt: skip
+    return count
 
 
 def _memory_option(spec: KvCacheSpec) -> str:

@@ -13,6 +13,7 @@ from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.model import LoadedModel
 from engine_svc.models.attention import AnyLayerCache, CrossCache, LayerCache, layer_cache
 from engine_svc.models.decoder import Decoder
+from engine_svc.plan import StepPlan
 from engine_svc.runner.batch import Inputs
 from engine_svc.runner.encoder_rows import EncoderRows
 from engine_svc.runner.image_parts import ImageParts
@@ -57,6 +58,17 @@ class ForwardPasses:
     def release(self) -> None:
         """Frees KV caches and states."""
         self.caches, self.index_caches, self.states = [], {}, None
+
+    def restore_states(self, plan: StepPlan) -> None:
+        """Before a step, gives new sequences the saved states that they begin with."""
+        for sequence in plan.new_sequences:
+            if sequence.snapshot >= 0 and self.states is not None:
+                self.states.restore(sequence.snapshot, sequence.slot)
+
+    def save_states(self, plan: StepPlan) -> None:
+        """After a step, saves the states that the plan asks for."""
+        if plan.snapshots and self.states is not None:
+            self.states.save(plan.snapshots)
 
     def bytes_per_block(self, num_caches: int) -> int:
         """Bytes of one block over all KV caches; see `allocate`."""

@@ -23,20 +23,18 @@ class RankModel(BaseRank[Runner]):
 
         Raises: whatever `make` raises.
         """
-        self._num_blocks, self._num_host_blocks = 0, 0
-        super().__init__(
-            make, lambda runner: runner.allocate(self._num_blocks, self._num_host_blocks), device, rank, self._settle
-        )
+        self._sizes = 0, 0, 0
+        super().__init__(make, lambda runner: runner.allocate(*self._sizes), device, rank, self._settle)
 
-    def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int, num_snapshots: int) -> None:
         """See Executor.allocate.
 
         Raises:
             StartupError: there is not enough host memory.
         """
-        self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
+        self._sizes = num_blocks, num_host_blocks, num_snapshots
         try:
-            self.runner.allocate(num_blocks, num_host_blocks)
+            self.runner.allocate(*self._sizes)
         except MemoryError as error:
             raise StartupError(
                 f"Not enough memory for the KV cache: {error}. Lower --kv-cache-memory-bytes, "

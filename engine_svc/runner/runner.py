@@ -22,13 +22,11 @@ from engine_svc.memory import touch_ahead
 from engine_svc.models.decoder import Decoder
 from engine_svc.parallel.group import ParallelGroups
 from engine_svc.plan import (
-    EndedTransfer,
     KvCacheSpec,
     ScheduledSequence,
     StepPlan,
     StepResult,
     TokenMasks,
-    Transfers,
 )
 from engine_svc.runner import warm_up
 from engine_svc.runner.adapters import StepAdapters
@@ -238,9 +236,9 @@ class Runner:
         kernels = self._attention.kernels
         return "" if self._device.type != "cpu" else kernels.level if kernels else "torch"
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Allocates the KV cache and its host memory tier, warms up the kernels, and records steps."""
-        self._allocate(num_blocks, self._options.scheduler.max_num_seqs)
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
+        """Allocates the KV cache, its host memory tier and states, warms up the kernels, and records steps."""
+        self._allocate(num_blocks, self._options.scheduler.max_num_seqs, num_snapshots)
         self.connect(chosen_store(self._options.cache, num_host_blocks, self._rank))
         if self._device.type == "cuda":
             self._record_steps()  # comes first, because it frees memory that steps have taken
@@ -263,11 +261,11 @@ class Runner:
         """KV caches of the model, its indexers and the draft model, if any."""
         return [*self._forward.all_caches, *(self._drafting.caches if self._drafting else ())]
 
-    def _allocate(self, num_blocks: int, num_states: int) -> None:
+    def _allocate(self, num_blocks: int, num_states: int, num_snapshots: int = 0) -> None:
         self._forward.allocate(num_blocks, self._num_caches)
         if self._drafting:
             self._drafting.allocate(num_blocks)
-        self._forward.states = StateCache(self._state_form, num_states, self._device)
+        self._forward.states = StateCache(self._state_form, num_states, self._device, num_snapshots)
 
     def warm_up(self, num_blocks: int, sequences: int) -> None:
         """Runs the largest steps, with and without adapters, so that kernels are compiled before the first request.
@@ -387,7 +385,8 @@ class Runner:
         timer = StepTimer(self._device)
         self._adapters.begin(plan.adapters)
         images = self._buffers.images.exchange(plan.images)
-        ended = Ended(self._transfer(plan.transfers), self._adapters.take_read(), images)
+        self._store.begin(plan.transfers)
+        ended = Ended(self._store.take_ended(), self._adapters.take_read(), images)
         if self._drafting:
             self._drafting.follow(plan)
         if not plan.scheduled:
@@ -395,6 +394,7 @@ class Runner:
             return BegunStep(plan, timer, ended)
         self._link.take_tokens(plan)
         failed = self._buffers.add(plan.new_sequences)
+        self._forward.restore_states(plan)
         for sequence in plan.new_sequences:
             self._adapters.add(sequence)
             if self._answers is not None:
@@ -406,6 +406,7 @@ class Runner:
         if is_cut:
             batch = self._buffers.cut(batch)
         hidden = self._compute_rows(plan, batch, failed)
+        self._forward.save_states(plan)
         self.passes.end()
         timer.mark()
         self._link.send(plan, batch, hidden)
@@ -439,10 +440,6 @@ class Runner:
             return batch
         lens = self._answers.output_lens(plan.scheduled)
         return batch if lens == batch.query_lens else dataclasses.replace(batch, output_lens=lens)
-
-    def _transfer(self, transfers: Transfers) -> list[EndedTransfer]:
-        self._store.begin(transfers)
-        return self._store.take_ended()
 
     def _compute_rows(self, plan: StepPlan, batch: FlatBatch, failed: dict[int, str]) -> torch.Tensor:
         """Computes the hidden states of a batch's output rows together; if that raises, of each sequence separately.

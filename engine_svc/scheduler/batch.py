@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import abc
+from collections.abc import Callable
 
+from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import NO_ADAPTER_CHANGES, NO_IMAGE_CHANGES, NO_TRANSFERS, NewSequence, ScheduledSequence, StepPlan
 from engine_svc.requests.sequence import Sequence
 
@@ -38,6 +40,7 @@ class Batch:
         self.transfers = NO_TRANSFERS
         self.adapters = NO_ADAPTER_CHANGES
         self.images = NO_IMAGE_CHANGES
+        self.snapshots: dict[int, int] = {}  # see StepPlan
         self.is_transferring = False  # work is under way beside the steps: transfers, or encoding images
         self._new: list[NewSequence] = []
         self._scheduled: list[ScheduledSequence] = []
@@ -87,11 +90,14 @@ class Batch:
         sequence.last_step = self.step
         self.budget -= total
 
-    def add_new(self, sequence: Sequence, count: int, wanted: int = 0, image_keys: abc.Sequence[int] = ()) -> None:
+    def add_new(
+        self, sequence: Sequence, count: int, wanted: int = 0, image_keys: abc.Sequence[int] = (), snapshot: int = -1
+    ) -> None:
         """Like `add`, for a sequence that has just been given its slot.
 
         Args:
             image_keys: see NewSequence.
+            snapshot: see NewSequence.
         """
         embeds = sequence.owner.request.prompt_embeds
         self._new.append(
@@ -106,11 +112,18 @@ class Batch:
                 adapter_slot=sequence.adapter_slot,
                 images=[image.without_pixels() for image in sequence.owner.request.images],
                 image_keys=list(image_keys),
+                snapshot=snapshot,
             )
         )
         self.started.append(sequence)
         sequence.first_step = self.step
         self.add(sequence, count, [], wanted=wanted)
+
+    def save_states(self, place: Callable[[BlockTable, int, int], int | None]) -> None:
+        """Has the step save states of recurrent layers where there is a place: see KvCacheManager.place_snapshot."""
+        for slot, sequence in self.sequences.items():
+            if (found := place(sequence.table, self.computed[slot], sequence.num_prompt_tokens)) is not None:
+                self.snapshots[slot] = found
 
     def holders(self) -> dict[int, Sequence]:
         """By slot, the sequences that still hold it; not those that have ended or been preempted or restarted since."""
@@ -123,5 +136,6 @@ class Batch:
     def plan(self) -> StepPlan:
         """The plan of the step, as passed to the executor."""
         return StepPlan(
-            self.step, self._new, self._scheduled, self.transfers, self.awaits_masks, self.adapters, self.images
-        )
+            self.step, self._new, self._scheduled, self.transfers, self.awaits_masks, self.adapters, self.images,
+            self.snapshots,
+        )  # fmt: skip

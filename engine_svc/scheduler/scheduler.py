@@ -164,6 +164,8 @@ class Scheduler:
                 self._waiting.push(sequence)
             self._schedule_running(batch)
             self._schedule_waiting(batch)
+            if self._kv_cache.snapshot_tokens:
+                batch.save_states(self._kv_cache.place_snapshot)
         batch.is_transferring = self.is_transferring
         if batch.has_work:
             batch.transfers = self._kv_cache.take_transfers()
@@ -192,7 +194,7 @@ class Scheduler:
             if may_compute and not (sequence.num_pending_tokens and self._waits_for_tokens(sequence)):
                 decoding -= missing == 1
                 count, drafts = 1, _NO_DRAFTS
-                wanted = 0
+                wanted, is_partial = 0, False
                 if missing > 1 or self._is_drafting:
                     # A long prompt leaves one token for every later sequence, so that no stream stalls.
                     share = max(1, batch.budget - (len(self._running) - index - 1))
@@ -201,7 +203,8 @@ class Scheduler:
                         index += 1
                         continue
                     drafts = self._draft(sequence, share - count) if count == missing else _NO_DRAFTS
-                    wanted = self._wanted(sequence)
+                    wanted, is_partial = self._wanted(sequence), missing > count
+                    count = self._cut(sequence, sequence.num_computed_tokens, count, missing)
                 end = sequence.num_computed_tokens + count + len(drafts)
                 room = self._room(sequence, end, wanted) if wanted or self._lookahead else end
                 blocks = allocate(sequence.table, room)
@@ -209,7 +212,7 @@ class Scheduler:
                     blocks = self._preempt_for(sequence, end, batch)
                 if blocks is None:  # the sequence was last in order and has itself been preempted
                     break
-                if missing > count:
+                if is_partial:
                     self._note_partial(batch, missing)
                 batch.add(sequence, count, blocks, drafts, wanted)
             index += 1
@@ -276,6 +279,19 @@ class Scheduler:
             return count  # an image that fills the step cannot be kept whole
         return split.stop - computed if split.stop - computed <= left else 0
 
+    def _cut(self, sequence: Sequence, computed: int, count: int, missing: int) -> int:
+        """How many of `count` tokens to compute, so that a step ends where states of recurrent layers are saved.
+
+        That is where another prompt parted from this one, or else as late as possible before the last known token.
+        """
+        every, images = self._kv_cache.snapshot_tokens, sequence.owner.request.images
+        if not every or not self._options.enable_chunked_prefill or (images and self._options.disable_chunked_mm_input):
+            return count
+        end = (computed + count - (count == missing)) // every * every
+        if computed < sequence.table.branch < end:
+            end = sequence.table.branch
+        return end - computed if end > computed else count
+
     def _is_long(self, missing: int) -> bool:
         return 0 < self._options.long_prefill_token_threshold < missing
 
@@ -316,12 +332,13 @@ class Scheduler:
                 break
             if missing > count:
                 self._note_partial(batch, missing)
+            count = self._cut(sequence, computed, count, missing)
             self._kv_cache.allocate(sequence.table, computed + count, found)
             self._count_lookup(sequence, found)
             self._start(sequence, computed)
             wanted = self._wanted(sequence)
             self._kv_cache.allocate(sequence.table, self._room(sequence, computed + count, wanted))
-            batch.add_new(sequence, count, wanted, self.images.start(sequence, computed))
+            batch.add_new(sequence, count, wanted, self.images.start(sequence, computed), found.snapshot)
 
     def _set_aside(self, sequence: Sequence) -> None:
         """Removes a sequence that waits for its adapter or images from the queue, and frees its blocks for others."""

@@ -197,6 +197,7 @@ def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common
         cpu_kernels=info.cpu_kernels,
         batch_invariant=info.batch_invariant,
         state_bytes=info.state_bytes,
+        num_snapshots=info.num_snapshots,
         adapters=map(from_adapter, adapters),
         max_loras=info.max_loras,
         draft_cache_bytes=info.draft_cache_bytes,

@@ -61,9 +61,12 @@ class CacheOptions:
     )  # fmt: skip
     enable_prefix_caching: bool = option(
         True,
-        "Keeps the KV blocks of finished requests for prompts with the same beginning. Always off for models with "
-        "recurrent layers.",
+        "Keeps the KV blocks of finished requests for prompts with the same beginning, and states of recurrent layers.",
     )
+    mamba_block_size: int = option(
+        256, "The prefix cache saves states of recurrent layers after multiples of so many tokens, rounded up to whole "
+        "blocks: prompts with the same beginning start at one of them.", minimum=1,
+    )  # fmt: skip
     kv_events_config: dict[str, Any] = option(
         {}, "Publishes over ZeroMQ what the prefix cache stores and removes, in vLLM's format; as JSON or key by key. "
         "Keys: enable_kv_cache_events (false), publisher (zmq or null), endpoint (tcp://*:5557; without an asterisk it "

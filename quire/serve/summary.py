@@ -82,7 +82,7 @@ def _pooling(model: common_pb2.ModelInfo) -> dict[str, str]:
 def _states(model: common_pb2.ModelInfo) -> str:
     """Describes the memory for the states of recurrent layers."""
     size = f"{model.state_bytes / 2**20:,.1f} MiB for {model.max_num_seqs} sequences"
-    return f"{size}; no prefix caching, because a state exists only for a sequence's last token"
+    return f"{size}, and {model.num_snapshots:,} more in the prefix cache"
 
 
 def _example(model: common_pb2.ModelInfo, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None) -> tuple[str, str]:

@@ -112,6 +112,7 @@ class FakeExecutor(Executor):
         draft_fails_in_step: the step in which the draft model fails, so that nothing is drafted.
         make_store: makes a connector's store, which moves blocks of this cache; by default that of the host tier.
         adapters: adapters, each of which gives every context a different initial hash.
+        keeps_states: it has recurrent layers: contexts go on from their slots' states instead of from cached blocks.
     """
 
     def __init__(
@@ -132,7 +133,11 @@ class FakeExecutor(Executor):
         right_guesses: int = 0,
         draft_fails_in_step: int | None = None,
         adapters: FakeAdapters | None = None,
+        keeps_states: bool = False,
     ) -> None:
+        self.keeps_states = keeps_states
+        self._states: dict[int, tuple[int, int]] = {}  # by slot: number of tokens, hash of the context
+        self._snapshots: list[tuple[int, int]] = []
         self.right_guesses = right_guesses
         self.draft_fails_in_step = draft_fails_in_step
         self.vocab_size = vocab_size
@@ -164,8 +169,9 @@ class FakeExecutor(Executor):
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         return self.spec
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
         self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
+        self._snapshots = [(0, 0)] * num_snapshots
         self._cache = [[(0, 0)] * self.spec.block_size for _ in range(num_blocks)]
         make_store = self._make_store
         self._store = make_store(self._cache) if make_store else FakeHostMemory(self._cache, num_host_blocks)
@@ -186,7 +192,7 @@ class FakeExecutor(Executor):
             case RestoreCache():
                 assert RestoreWeights not in self._missing
                 self._missing.discard(RestoreCache)
-                self.allocate(self._num_blocks, self._num_host_blocks)
+                self.allocate(self._num_blocks, self._num_host_blocks, len(self._snapshots))
             case StopProfile():
                 return ["fake.json"]
         return []
@@ -224,6 +230,10 @@ class FakeExecutor(Executor):
         read = self._adapters.take_read()
         for new in plan.new_sequences:
             self._rows[new.slot] = self._new_row(new)
+            is_saved = self.keeps_states and new.num_computed_tokens > 0
+            assert is_saved == (new.snapshot >= 0)
+            fresh = 0, _root(self._rows[new.slot].adapter)
+            self._states[new.slot] = self._snapshots[new.snapshot] if is_saved else fresh
         failed = self.failed_slots(plan) if self.failed_slots is not None else {}
         slots: list[int] = []
         runs: list[list[int]] = []
@@ -251,6 +261,8 @@ class FakeExecutor(Executor):
                     guesses[slot] = self._guess(row, scheduled.num_wanted_drafts)
                 if row.sampling.parameters.logprobs is not None:
                     logprobs[slot] = [_position(token_id, row.sampling.parameters.logprobs) for token_id in run]
+        for slot, place in plan.snapshots.items():
+            self._snapshots[place] = self._states[slot]
         return StepResult(
             slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed, ended, draft_token_ids=guesses,
             read_adapters=read, encoded_images=dict.fromkeys(plan.images.begun, ""),
@@ -313,6 +325,9 @@ class FakeExecutor(Executor):
         state = (
             self._cache[row.block_ids[0][(start - 1) // size]][(start - 1) % size][1] if start else _root(row.adapter)
         )
+        if self.keeps_states:
+            known, state = self._states[scheduled.slot]
+            assert known == start, "the state is that of another position"
         states = []
         for position in range(start, start + count):
             state = _mix(state, token_ids[position])
@@ -320,6 +335,7 @@ class FakeExecutor(Executor):
             for group, block_ids in enumerate(row.block_ids):
                 self._cache[block_ids[position // size]][position % size] = group, state
         row.num_computed_tokens += count
+        self._states[scheduled.slot] = start + count, state
         return states
 
     def _verify(self, row: _Row, computed: int) -> None:

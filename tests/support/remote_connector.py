@@ -174,8 +174,8 @@ class RemoteExecutor(UniprocExecutor):
         super().__init__()
         self._remote = remote
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        super().allocate(num_blocks, num_host_blocks)
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
+        super().allocate(num_blocks, num_host_blocks, num_snapshots)
         self._loaded().runner.connect(self._make_store)
 
     def _make_store(self, attention: AttentionBackend, caches: Sequence[torch.Tensor]) -> BlockStore:

@@ -49,6 +49,7 @@ def running_engine(
     eos_token_ids: tuple[int, ...] = (),
     executor: Executor | None = None,
     connector: KvConnector | None = None,
+    num_snapshots: int = 8,
     clock: Callable[[], float] = time.monotonic,
     grammars: Grammars | None = None,
     drafter: Drafter | None = None,
@@ -60,14 +61,16 @@ def running_engine(
     executor = executor or create_executor(chosen.parallel)
     try:
         spec = executor.load(ModelOptions(model=str(folder)), chosen)
-        executor.allocate(num_blocks, num_host_blocks)
+        size = size_kv_cache(spec, chosen)
+        num_snapshots = min(num_snapshots, size.num_snapshots)
+        executor.allocate(num_blocks, num_host_blocks, num_snapshots)
         engine = Engine(
             executor,
             chosen,
             EngineFacts(
                 num_blocks=num_blocks, num_host_blocks=num_host_blocks, block_size=spec.block_size,
-                windows=spec.windows, num_stages=spec.num_stages, shares_blocks=not spec.state_bytes,
-                max_model_len=size_kv_cache(spec, chosen).max_model_len,
+                windows=spec.windows, num_stages=spec.num_stages, has_states=spec.state_bytes > 0,
+                num_snapshots=num_snapshots, snapshot_tokens=size.snapshot_tokens, max_model_len=size.max_model_len,
                 max_num_batched_tokens=spec.max_num_batched_tokens, eos_token_ids=frozenset(eos_token_ids),
                 bidirectional_images=spec.bidirectional_images,
             ),

@@ -108,8 +108,8 @@ class TensorExecutor(Executor):
             raise error
         return [future.result() for future in futures]
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        self._all(lambda runner: runner.allocate(num_blocks, num_host_blocks), self.runners)
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
+        self._all(lambda runner: runner.allocate(num_blocks, num_host_blocks, num_snapshots), self.runners)
 
     def submit(self, plan: StepPlan) -> None:
         self._agreement.begin(plan)

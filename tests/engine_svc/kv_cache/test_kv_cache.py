@@ -263,8 +263,109 @@ def test_fork_shares_full_blocks_but_the_last_token(caching: bool, prompt: int, 
     assert manager.num_used_blocks == 0
 
 
-def test_where_layers_keep_states_nothing_is_shared() -> None:
-    facts = KvCacheFacts(num_blocks=8, block_size=BLOCK, max_num_batched_tokens=0, shares_blocks=False)
+def with_states(num_snapshots: int, every: int = 2) -> KvCacheManager:
+    """A manager of 24 blocks for a model with recurrent layers, whose states are saved after `every` blocks."""
+    facts = KvCacheFacts(
+        num_blocks=24, block_size=BLOCK, max_num_batched_tokens=0, has_states=True, num_snapshots=num_snapshots,
+        snapshot_tokens=every * BLOCK,
+    )  # fmt: skip
+    return KvCacheManager(facts, CacheOptions())
+
+
+def computed_with_states(manager: KvCacheManager, token_ids: list[int], ends: list[int], prompt: int) -> BlockTable:
+    """A table whose tokens were computed in steps that end at `ends`, of which the first `prompt` are a prompt."""
+    table = BlockTable()
+    assert manager.allocate(table, len(token_ids)) is not None
+    for end in ends:
+        manager.place_snapshot(table, end, prompt)
+        manager.book(table, token_ids, end)
+    return table
+
+
+def begins_at(manager: KvCacheManager, token_ids: list[int]) -> int:
+    """With how many tokens computed a sequence begins, which needs a saved state if there are any."""
+    found = manager.lookup(BlockTable(), token_ids)
+    assert (found.snapshot >= 0) == (len(found) > 0)
+    return len(found) * BLOCK
+
+
+def test_sequences_begin_where_a_state_is_saved() -> None:
+    manager, tokens = with_states(8), list(range(8 * BLOCK))
+    table = computed_with_states(manager, tokens, [BLOCK, 2 * BLOCK, 4 * BLOCK, 7 * BLOCK], prompt=7 * BLOCK)
+    assert begins_at(manager, tokens) == 4 * BLOCK  # not after 7 blocks, which are no multiple of 2
+    assert begins_at(manager, tokens[: 4 * BLOCK]) == 2 * BLOCK  # at least one token is computed
+    assert begins_at(manager, [*tokens[: 3 * BLOCK], 99]) == 2 * BLOCK
+    assert begins_at(manager, [*tokens[: 2 * BLOCK - 1], 99, 99]) == 0
+    fork = manager.fork(table, 7 * BLOCK)
+    assert not fork.held
+    manager.check([table, fork])
+    manager.free(table)
+    assert begins_at(manager, tokens) == 4 * BLOCK
+    manager.clear()
+    assert begins_at(manager, tokens) == 0
+    manager.check([])
+
+
+def test_where_prompts_part_is_told() -> None:
+    manager, tokens = with_states(8), list(range(8 * BLOCK))
+    computed_with_states(manager, tokens, [7 * BLOCK], prompt=7 * BLOCK)
+    table = BlockTable()
+    assert not manager.lookup(table, [*tokens[: 5 * BLOCK], 99])
+    assert table.branch == 4 * BLOCK
+    other = BlockTable()
+    assert not manager.lookup(other, [99, *tokens])
+    assert other.branch == 0
+
+
+def test_replaced_states_are_overwritten_first() -> None:
+    manager, tokens, other = with_states(4), list(range(12 * BLOCK)), list(range(500, 500 + 4 * BLOCK))
+    second = computed_with_states(manager, other, [2 * BLOCK], prompt=4 * BLOCK)
+    table = computed_with_states(manager, tokens, [2 * BLOCK, 4 * BLOCK, 6 * BLOCK], prompt=7 * BLOCK)
+    ends = range(2 * BLOCK, 14 * BLOCK, 2 * BLOCK)
+
+    def kept() -> list[int]:
+        return [end // BLOCK for end in ends if begins_at(manager, [*tokens[:end], 99]) == end]
+
+    assert kept() == [2, 4, 6]
+    for end, expected in ((8, [4, 6, 8]), (10, [6, 8, 10]), (12, [6, 10, 12])):  # 6 is the last one of the prompt
+        manager.place_snapshot(table, end * BLOCK, 7 * BLOCK)
+        manager.book(table, tokens, end * BLOCK)
+        assert kept() == expected
+        assert begins_at(manager, other) == 2 * BLOCK  # though it is older
+    manager.check([table, second])
+
+
+def test_a_replaced_state_that_was_used_stays() -> None:
+    manager, tokens = with_states(3), list(range(12 * BLOCK))
+    table = computed_with_states(manager, tokens, [2 * BLOCK], prompt=12 * BLOCK)
+    user = BlockTable()
+    assert manager.allocate(user, 3 * BLOCK, manager.lookup(user, tokens[: 3 * BLOCK])) is not None
+    for end in (4, 6, 8):
+        manager.place_snapshot(table, end * BLOCK, 12 * BLOCK)
+        manager.book(table, tokens, end * BLOCK)
+    assert [begins_at(manager, [*tokens[: end * BLOCK], 99]) // BLOCK for end in (2, 4, 6, 8)] == [2, 2, 6, 8]
+    manager.check([table, user])
+
+
+def test_places_that_are_awaited_are_not_given_twice() -> None:
+    manager, tokens = with_states(1), list(range(4 * BLOCK))
+    tables = [BlockTable(), BlockTable()]
+    for table in tables:
+        manager.allocate(table, len(tokens))
+    assert manager.place_snapshot(tables[0], 2 * BLOCK, len(tokens)) == 0
+    assert manager.place_snapshot(tables[1], 2 * BLOCK, len(tokens)) is None
+    manager.free(tables[0])  # before the step has ended
+    assert manager.place_snapshot(tables[1], 2 * BLOCK, len(tokens)) == 0
+    manager.check(tables)
+    manager.book(tables[1], tokens, 2 * BLOCK)
+    assert manager.place_snapshot(tables[1], 2 * BLOCK, len(tokens)) is None  # it is saved
+    manager.clear(tables)
+    assert manager.place_snapshot(tables[1], 4 * BLOCK, len(tokens)) is None  # it must not become findable
+    manager.check(tables)
+
+
+def test_without_saved_states_nothing_is_shared() -> None:
+    facts = KvCacheFacts(num_blocks=8, block_size=BLOCK, max_num_batched_tokens=0, has_states=True)
     manager, tokens = KvCacheManager(facts, CacheOptions()), list(range(3 * BLOCK))
     table = computed(manager, tokens)
     manager.book(table, tokens, len(tokens))

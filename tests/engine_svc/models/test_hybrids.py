@@ -32,16 +32,19 @@ KINDS = ("jamba", "bamba", "qwen3-next", "kimi-linear", "lfm2-bias", "minimax", 
 
 
 def check(folder: Path, **options: Any) -> None:
-    with running_engine(folder, max_num_batched_tokens=19, **options) as engine:
-        found = run(engine, PROMPTS, replace(GREEDY, max_tokens=24, logprobs=4))
-        assert tokens(run(engine, PROMPTS[2:], SHORT)) == [answer[:12] for answer in tokens(found[2:])]
-        assert engine.load().counters.prefix_cache_queries == 0
+    sampling = replace(GREEDY, max_tokens=24, logprobs=4)
+    with running_engine(folder, max_num_batched_tokens=19, mamba_block_size=16, **options) as engine:
+        found = run(engine, PROMPTS, sampling)
+        assert engine.load().counters.prefix_cache_hits == 0
+        again = run(engine, PROMPTS[2:], sampling)
+        assert engine.load().counters.prefix_cache_hits == 16 + 80
     check_answers(folder, PROMPTS, found, 24)
+    check_answers(folder, PROMPTS[2:], again, 24)
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_families(model_folder: ModelFolder, family: str) -> None:
-    """Covers several sequences at once, in chunks that begin anywhere; a second run finds nothing in the cache."""
+    """Covers several sequences at once, in chunks, and prompts that begin with saved states."""
     check(model_folder(family))
 
 
@@ -50,15 +53,36 @@ def test_without_kernels(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), cpu_kernels="torch")
 
 
-@pytest.mark.parametrize("family", ["jamba", "falcon-h1", "qwen3-next"])
-def test_preempted_ones_are_computed_again(model_folder: ModelFolder, family: str) -> None:
+@pytest.mark.parametrize(("family", "mamba_block_size"), [("jamba", 256), ("falcon-h1", 16), ("qwen3-next", 32)])
+def test_preempted_ones_go_on(model_folder: ModelFolder, family: str, mamba_block_size: int) -> None:
     folder = model_folder(family)
     prompts = random_prompts(30, 31, 32, 33, 34)
     sampling = replace(GREEDY, max_tokens=40)
-    with running_engine(folder, num_blocks=14) as engine:
+    with running_engine(folder, num_blocks=14, mamba_block_size=mamba_block_size) as engine:
         found = tokens(run(engine, prompts, sampling))
         assert engine.load().counters.preemptions > 0
     check_greedy(folder, prompts, found, 40)
+
+
+def test_a_beginning_that_two_prompts_share_is_saved_by_the_second(model_folder: ModelFolder) -> None:
+    folder = model_folder("qwen3-next")
+    (shared,) = random_prompts(70)
+    prompts = [shared + rest for rest in random_prompts(50, 60, 55)]
+    with running_engine(folder, mamba_block_size=16) as engine:
+        found, hits = [], []
+        for prompt in prompts:
+            found += run(engine, [prompt], replace(SHORT, logprobs=4))
+            hits.append(engine.load().counters.prefix_cache_hits)
+    assert hits == [0, 0, 64]
+    check_answers(folder, prompts, found, 12)
+
+
+def test_choices_begin_with_the_saved_state(model_folder: ModelFolder) -> None:
+    folder = model_folder("bamba", initializer_range=0.1)
+    (prompt,) = random_prompts(50)
+    with running_engine(folder, mamba_block_size=16) as engine:
+        run(engine, [prompt], replace(SHORT, temperature=1.0, n=4, seed=7))
+        assert engine.load().counters.prefix_cache_hits == 3 * 48
 
 
 @pytest.mark.parametrize(("family", "steps"), [("jamba", 1), ("granite-hybrid", 2), ("qwen3-next", 5)])
@@ -127,9 +151,11 @@ def test_logprobs(model_folder: ModelFolder, family: str, options: dict[str, Any
 def test_on_two_ranks(model_folder: ModelFolder, family: str) -> None:
     """They are threads; the tests of pipelines have ranks that are processes, with such a model too."""
     folder, ranks = model_folder(family), {"executor": TensorExecutor(), "tensor_parallel_size": 2, "cpu_threads": 1}
-    with running_engine(folder, max_num_batched_tokens=33, **ranks) as engine:
-        found = run(engine, PROMPTS, replace(SHORT, logprobs=4))
-    check_answers(folder, PROMPTS, found, 12)
+    with running_engine(folder, max_num_batched_tokens=33, mamba_block_size=16, **ranks) as engine:
+        found = [run(engine, PROMPTS, replace(SHORT, logprobs=4)) for _ in range(2)]
+        assert engine.load().counters.prefix_cache_hits == 16 + 80
+    for each in found:
+        check_answers(folder, PROMPTS, each, 12)
 
 
 def test_a_step_that_raises_is_not_run_again(model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:

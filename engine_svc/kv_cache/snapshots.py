@@ -1,0 +1,98 @@
+"""Saved states of recurrent layers, by the prefix after which they were saved.
+
+Cached keys and values hold every position of a prefix; a state holds one. So a sequence can begin from cached blocks
+only where a state was saved too: at multiples of some number of tokens, as in vLLM's `align` mode.
+"""
+
+from __future__ import annotations
+
+from engine_svc.kv_cache.block_pool import BlockPool
+from engine_svc.kv_cache.block_table import AwaitedState, BlockTable
+from engine_svc.kv_cache.prefix_cache import PrefixCache
+
+
+class StateSnapshots:
+    """The places of the runner's StateCache where it keeps saved states.
+
+    A place is *awaited* by the sequence whose step fills it, *findable* by the hash of a prefix, or free. Findable ones
+    are overwritten when no other is left: first those that a later one of the same prompt or answer has replaced,
+    provided that no sequence has begun with them, then those used least recently.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._pool = BlockPool(count)
+        self._index = PrefixCache(None)
+        # Of the findable ones: those with which a sequence has begun, and those that a later one has replaced, in order.
+        self._used: set[int] = set()
+        self._replaced: dict[int, None] = {}
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The place of the state after the blocks with this hash; None if it is not saved."""
+        found = self._index.find([block_hash])
+        return found[0] if found else None
+
+    def use(self, place: int) -> None:
+        """Notes that a sequence begins with a saved state."""
+        self._used.add(place)
+        self._replaced.pop(place, None)
+        self._pool.share(place)
+        self._pool.release(place, keep=True)
+
+    def await_one(self, table: BlockTable, num_tokens: int, replaces_last: bool) -> int | None:
+        """A place for the state after `num_tokens` tokens, which the next step saves; None if all are awaited.
+
+        Args:
+            replaces_last: the state that the sequence saved before this one may be overwritten first.
+        """
+        if not self._pool.num_free:
+            return None
+        if self._replaced and self._pool.num_free == len(self._index):  # all free ones are findable
+            place = next(iter(self._replaced))
+            del self._replaced[place]
+            self._pool.share(place)
+        else:
+            place = self._pool.take()
+        self._index.forget(place)
+        self._used.discard(place)
+        table.snapshots.append(AwaitedState(num_tokens, place, replaces_last))
+        return place
+
+    def arrive(self, table: BlockTable, num_computed_tokens: int, block_size: int) -> None:
+        """Makes the saved states of computed tokens findable, except those of a private table."""
+        while table.snapshots and table.snapshots[0].num_tokens <= num_computed_tokens:
+            num_tokens, place, replaces_last = table.snapshots.pop(0)
+            is_new = not table.is_private and self.find(table.hashes[num_tokens // block_size - 1]) is None
+            if is_new:
+                last = self.find(table.last_snapshot)
+                if replaces_last and last is not None and last not in self._used:
+                    self._replaced[last] = None
+                table.last_snapshot = table.hashes[num_tokens // block_size - 1]
+                self._index.store(place, table.last_snapshot, b"")
+            self._pool.release(place, keep=is_new)
+
+    def abandon(self, table: BlockTable) -> None:
+        """Frees the places that a table awaits."""
+        for each in table.snapshots:
+            self._pool.release(each.place, keep=False)
+        table.snapshots.clear()
+        table.last_snapshot = b""
+
+    def clear(self) -> None:
+        """Forgets all saved states."""
+        self._index.clear()
+        self._used.clear()
+        self._replaced.clear()
+
+    def check(self, tables: list[BlockTable]) -> None:
+        """Verifies that each place is free or awaited by one table.
+
+        Raises:
+            RuntimeError: one is not.
+        """
+        self._pool.check()
+        self._index.check()
+        if any(place not in self._index for place in (*self._used, *self._replaced)):
+            raise RuntimeError("a place is noted as used or replaced that holds no saved state")
+        awaited = sorted(each.place for table in tables for each in table.snapshots)
+        if awaited != [place for place in range(self._pool.num_blocks) if self._pool.references(place)]:
+            raise RuntimeError(f"the saved states in {awaited[:10]} and so on are not those that tables await")
