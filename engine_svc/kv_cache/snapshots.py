@@ -22,7 +22,8 @@ class StateSnapshots:
     def __init__(self, count: int) -> None:
         self._pool = BlockPool(count)
         self._index = PrefixCache(None)
-        # Of the findable ones: those with which a sequence has begun, and those that a later one has replaced, in order.
+        # Of the findable ones: those with which a sequence has begun, and those that a later one has replaced, oldest
+        # first.
         self._used: set[int] = set()
         self._replaced: dict[int, None] = {}
 

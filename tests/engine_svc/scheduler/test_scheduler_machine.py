@@ -37,12 +37,11 @@ class EngineMachine(RuleBasedStateMachine):
         long=st.integers(1, 3), threshold=st.integers(0, 12), host=st.integers(0, 12), in_flight=st.integers(1, 2),
         windows=st.lists(st.none() | st.integers(2, 16), min_size=1, max_size=3), drafts=st.integers(0, 5),
         fares=st.lists(FARES, max_size=3), stages=st.sampled_from([1, 1, 2, 4]),
-        saved=st.none() | st.integers(0, 8), every=st.integers(1, 3),
     )  # fmt: skip
     def start(
         self, spare: int, slots: int, budget: int, caching: bool, chunked: bool, policy: str, partial: int,
         long: int, threshold: int, host: int, in_flight: int, windows: list[int | None], drafts: int,
-        fares: list[Fare], stages: int, saved: int | None, every: int,
+        fares: list[Fare], stages: int,
     ) -> None:  # fmt: skip
         self.length = 40
         budget = budget if chunked else max(budget, self.length)
@@ -51,15 +50,14 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.begun = 0
         self.faults: set[int] = set()
-        # Whether blocks that the device evicts or computes are saved remotely.
-        keeps = caching and windows == [None] and saved is None
+        keeps = caching and windows == [None]  # blocks that the device evicts or computes are saved remotely
         remote = Remote(20, lambda key: fares[key % len(fares)], lambda key: Fare(key % 5)) if keeps and fares else None
         executor = FakeExecutor(
             VOCABULARY, BLOCK, verify=True, windows=windows, max_in_flight=in_flight - 1 + stages, on_step=self._begin,
             failed_slots=self._fail, max_model_len=self.length,
-            make_store=list_store(remote, [(9, 9)] * BLOCK) if remote else None, keeps_states=saved is not None,
+            make_store=list_store(remote, [(9, 9)] * BLOCK) if remote else None,
         )  # fmt: skip
-        executor.allocate(blocks, host, saved or 0)
+        executor.allocate(blocks, host)
         self.engine = Engine(
             executor,
             engine_options(
@@ -70,11 +68,10 @@ class EngineMachine(RuleBasedStateMachine):
             EngineFacts(
                 num_blocks=blocks, block_size=BLOCK, max_model_len=self.length, max_num_batched_tokens=budget,
                 windows=tuple(windows), num_stages=stages, num_host_blocks=host if keeps else 0,
-                eos_token_ids=frozenset(END), has_states=saved is not None, num_snapshots=saved or 0,
-                snapshot_tokens=every * BLOCK,
+                eos_token_ids=frozenset(END),
             ),
             clock=lambda: float(self.begun),
-            drafter=FakeDrafter(VOCABULARY, drafts) if drafts and saved is None else None,
+            drafter=FakeDrafter(VOCABULARY, drafts) if drafts else None,
             connector=RemoteConnector(remote) if remote else None,
         )  # fmt: skip
         self.requests: dict[int, GenerationRequest] = {}

@@ -1,0 +1,87 @@
+"""Sequences of a model with recurrent layers begin with saved states, and with the right ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine_svc.core.engine import Engine, EngineFacts
+from engine_svc.requests.request import GenerationRequest
+from quire.sampling import SamplingParameters
+from tests.support.engine_options import engine_options
+from tests.support.fake_executor import FakeExecutor, expected_tokens
+from tests.support.plans import sampling_plan
+from tests.support.run_engine import run_requests
+
+VOCABULARY, BLOCK, LENGTH = 50, 4, 96
+
+
+def make_engine(num_snapshots: int, every: int = 2, **given: int) -> Engine:
+    """An engine whose executor checks that each sequence's state is that of its computed tokens."""
+    sizes = {"num_blocks": 200, "slots": 8, "budget": 64, "in_flight": 1, "stages": 1} | given
+    executor = FakeExecutor(
+        VOCABULARY, BLOCK, LENGTH, verify=True, max_in_flight=sizes["in_flight"] - 1 + sizes["stages"],
+        keeps_states=True,
+    )  # fmt: skip
+    executor.allocate(sizes["num_blocks"], 0, num_snapshots)
+    facts = EngineFacts(
+        num_blocks=sizes["num_blocks"], block_size=BLOCK, max_model_len=LENGTH, num_stages=sizes["stages"],
+        max_num_batched_tokens=sizes["budget"], has_states=True, num_snapshots=num_snapshots,
+        snapshot_tokens=every * BLOCK,
+    )  # fmt: skip
+    return Engine(executor, engine_options(max_num_seqs=sizes["slots"]), facts)
+
+
+def request(prompt: list[int], max_tokens: int = 1, n: int = 1) -> GenerationRequest:
+    return GenerationRequest("r", prompt, SamplingParameters(temperature=0, max_tokens=max_tokens, n=n))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {}, {"num_snapshots": 0}, {"num_snapshots": 2, "in_flight": 2}, {"budget": 11, "slots": 3, "every": 1},
+        {"num_blocks": 40, "in_flight": 2, "every": 1}, {"num_blocks": 30, "budget": 23, "stages": 2, "every": 3},
+        {"num_snapshots": 5, "stages": 3, "slots": 12},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_states_are_those_of_the_computed_tokens(given: dict[str, int]) -> None:
+    """Conversations go on, prompts share beginnings, sequences are preempted; the fake model checks every state."""
+    draw = random.Random(7)
+    engine = make_engine(**{"num_snapshots": 12, **given})
+    beginnings = [[draw.randrange(VOCABULARY) for _ in range(draw.randrange(5, 40))] for _ in range(3)]
+    conversations = [list(draw.choice(beginnings)) for _ in range(12)]
+    plan = sampling_plan(temperature=0)
+    for _ in range(25):
+        chosen = draw.sample(range(len(conversations)), 6)
+        for index in chosen:
+            conversations[index] += [draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 12))]
+            if len(conversations[index]) > 60:
+                conversations[index] = list(draw.choice(beginnings))
+        asked = [request(list(conversations[index]), draw.randrange(1, 25), draw.randrange(1, 3)) for index in chosen]
+        for index, one, outputs in zip(chosen, asked, run_requests(engine, asked), strict=True):
+            expected = expected_tokens(one.prompt_token_ids, one.sampling.max_tokens or 0, VOCABULARY, plan)
+            assert [output.token_ids for output in outputs] == [expected] * one.sampling.n
+            conversations[index] += expected
+        engine.check()
+    counters = engine.load().counters
+    assert (counters.prefix_cache_hits > 800) == (given.get("num_snapshots") != 0)
+    assert (counters.preemptions > 0) == ("num_blocks" in given)
+
+
+def test_prompts_are_cut_where_states_are_saved() -> None:
+    """At the last multiple, and once more where a prompt parts from a cached one; others use the rest of the budget."""
+    engine, whole = make_engine(8), list(range(40))
+    plans = []
+    executor = engine._executor
+    assert isinstance(executor, FakeExecutor)
+    executor.on_step = plans.append
+    run_requests(engine, [request(whole[:30]), request([9, 8, 7])])
+    assert [[each.num_new_tokens for each in plan.scheduled] for plan in plans] == [[24, 3], [6]]
+    plans.clear()
+    run_requests(engine, [request([*whole[:21], 49, *range(12)])])
+    assert [[each.num_new_tokens for each in plan.scheduled] for plan in plans] == [[16], [16], [2]]
+    plans.clear()
+    run_requests(engine, [request([*whole[:18], 48, *range(12)])])
+    assert [each.num_computed_tokens for each in plans[0].new_sequences] == [16]
