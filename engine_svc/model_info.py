@@ -98,10 +98,9 @@ class ModelInfo:
     def _states(self) -> str:
         if not self.state_bytes:
             return ""
-        return (
-            f"; the states of its recurrent layers take {self.state_bytes / 2**20:,.1f} MiB for {self.max_num_seqs} "
-            f"sequences, and the prefix cache has room for {self.num_snapshots} more"
-        )
+        saved = f", and the prefix cache has room for {self.num_snapshots:,} more" if self.num_snapshots else ""
+        size = f"{self.state_bytes / 2**20:,.1f} MiB"
+        return f"; the states of its recurrent layers take {size} for {self.max_num_seqs} sequences{saved}"
 
     def _draft(self) -> str:
         mebibytes = self.draft_cache_bytes / 2**20

@@ -82,7 +82,7 @@ def _pooling(model: common_pb2.ModelInfo) -> dict[str, str]:
 def _states(model: common_pb2.ModelInfo) -> str:
     """Describes the memory for the states of recurrent layers."""
     size = f"{model.state_bytes / 2**20:,.1f} MiB for {model.max_num_seqs} sequences"
-    return f"{size}, and {model.num_snapshots:,} more in the prefix cache"
+    return f"{size}; the prefix cache has room for {model.num_snapshots:,} more" if model.num_snapshots else size
 
 
 def _example(model: common_pb2.ModelInfo, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None) -> tuple[str, str]:

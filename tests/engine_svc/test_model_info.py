@@ -27,5 +27,8 @@ def test_and_what_a_draft_model_takes() -> None:
 
 
 def test_and_what_states_take_and_cost() -> None:
-    said = dataclasses.replace(INFO, state_bytes=3 * 2**20).summary()
-    assert "the states of its recurrent layers take 3.0 MiB for 8 sequences, and prefix caching is off" in said
+    with_states = dataclasses.replace(INFO, state_bytes=3 * 2**20)
+    taken = "; the states of its recurrent layers take 3.0 MiB for 8 sequences"
+    assert with_states.summary().endswith(taken)
+    said = dataclasses.replace(with_states, num_snapshots=1200).summary()
+    assert said.endswith(f"{taken}, and the prefix cache has room for 1,200 more")

@@ -227,6 +227,19 @@ def test_no_step_waits_for_the_device(tmp_path: Path, had: str, eager: bool) -> 
         check_greedy(folder, prompts, tokens(found[1]), NUM_TOKENS)
 
 
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("family", ["bamba", "qwen3-next"])
+def test_prompts_begin_with_saved_states(tmp_path: Path, family: str, eager: bool) -> None:
+    """States are copied on the device, in order with steps that are replayed as graphs."""
+    folder, prompts = make_model(tmp_path / family, family), random_prompts(17, 90)
+    options = LIMITS | {"block_size": 16, "mamba_block_size": 16}
+    with running_engine(folder, enforce_eager=eager, **options) as engine, no_waits():
+        found = [tokens(run(engine, prompts, SAMPLING)) for _ in range(2)]
+        assert engine.load().counters.prefix_cache_hits == 16 + 80
+    for each in found:
+        check_greedy(folder, prompts, each, NUM_TOKENS)
+
+
 def test_blocks_in_a_shared_folder(tmp_path: Path) -> None:
     """What one engine saves another one loads, and no step waits for the copies."""
     folder, prompts = make_model(tmp_path / "llama", "llama", num_hidden_layers=2), random_prompts(70, 90)

@@ -72,6 +72,23 @@ def test_states_take_their_memory_first() -> None:
         size_kv_cache(changed(state_bytes=2500), engine_options(swap_space=1.0))
 
 
+def test_saved_states_take_a_third_of_what_is_left_beside_the_longest_sequence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def size(available_bytes: int, **options: Any) -> tuple[int, int, int]:
+        spec = changed(state_bytes=2000, available_bytes=available_bytes)  # 500 for a sequence
+        found = size_kv_cache(spec, engine_options(max_num_seqs=4, mamba_block_size=40, **options))
+        return found.num_snapshots, found.snapshot_tokens, found.num_blocks
+
+    assert size(32_000) == (16, 48, 22)  # never more than 4 batches of them
+    assert size(17_000) == (10, 48, 10)
+    assert size(10_000) == (2, 48, 7)  # the longest sequence has 7 blocks
+    assert "prefix caching is off" not in caplog.text
+    assert size(9400) == (0, 0, 7)
+    assert "prefix caching is off: there is no room to save states" in caplog.text
+    assert size(17_000, enable_prefix_caching=False) == (0, 0, 15)
+
+
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [

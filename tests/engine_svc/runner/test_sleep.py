@@ -96,7 +96,7 @@ def test_the_same_by_processes_for_ranks(llama: Path, ranks: int) -> None:
 
 
 def test_models_that_keep_states(tmp_path: Path) -> None:
-    with running_engine(make_model(tmp_path, "jamba")) as engine:
+    with running_engine(make_model(tmp_path, "jamba"), mamba_block_size=16) as engine:
         check(engine, plain())
 
 
