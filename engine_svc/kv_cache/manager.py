@@ -63,7 +63,8 @@ class KvCacheManager:
     ) -> None:
         """
         Events cover only the blocks of the first group of layers: blocks that the other groups' windows need may be
-        evicted sooner, so an index built from the events may overestimate what is cached.
+        evicted sooner, and states of recurrent layers are saved after few of them, so an index built from the events
+        may overestimate what is cached.
 
         Args:
             connector: supported only for a single group of layers, without a window or states.
@@ -205,6 +206,20 @@ class KvCacheManager:
             block_ids.extend(blocks)
         return added if missing > 0 else []
 
+    def cut(self, table: BlockTable, num_computed_tokens: int, count: int, *, is_last: bool) -> int:
+        """How many of the next `count` tokens a step should compute, to end where states of recurrent layers are saved.
+
+        That is where another prompt parted from this one, at the last place before the last known token (which is
+        among these tokens if `is_last`), or else where at least half of the tokens are computed.
+        """
+        if not self.snapshot_tokens:
+            return count
+        end = (num_computed_tokens + count - is_last) // self.snapshot_tokens * self.snapshot_tokens
+        if num_computed_tokens < table.branch <= end:
+            return table.branch - num_computed_tokens
+        left = end - num_computed_tokens
+        return left if left > 0 and (is_last or 2 * left >= count) else count
+
     def place_snapshot(self, table: BlockTable, num_tokens: int, num_prompt_tokens: int) -> int | None:
         """A place where the next step, after which `num_tokens` tokens are computed, saves the sequence's state.
 
@@ -212,11 +227,12 @@ class KvCacheManager:
         """
         if num_tokens % self.snapshot_tokens or table.is_private:
             return None
-        hashes = table.hashes[: num_tokens // self.block_size]
-        if len(hashes) * self.block_size == num_tokens and self._snapshots.find(hashes[-1]) is not None:
+        last = num_tokens // self.block_size - 1
+        if last < len(table.hashes) and self._snapshots.find(table.hashes[last]) is not None:
             return None
-        is_first_of_output = num_tokens - self.snapshot_tokens <= num_prompt_tokens < num_tokens
-        return self._snapshots.await_one(table, num_tokens, replaces_last=not is_first_of_output)
+        # The state before the last token of the prompt serves those who send it again.
+        keeps_last = num_tokens - self.snapshot_tokens < num_prompt_tokens <= num_tokens
+        return self._snapshots.await_one(table, num_tokens, replaces_last=not keeps_last)
 
     def await_blocks(self, table: BlockTable, found: Prefix) -> None:
         """Begins an empty table with the blocks found on the device and has it wait for the rest: see `take_arrivals`.

@@ -280,17 +280,11 @@ class Scheduler:
         return split.stop - computed if split.stop - computed <= left else 0
 
     def _cut(self, sequence: Sequence, computed: int, count: int, missing: int) -> int:
-        """How many of `count` tokens to compute, so that a step ends where states of recurrent layers are saved.
-
-        That is where another prompt parted from this one, or else as late as possible before the last known token.
-        """
-        every, images = self._kv_cache.snapshot_tokens, sequence.owner.request.images
-        if not every or not self._options.enable_chunked_prefill or (images and self._options.disable_chunked_mm_input):
+        """How many of `count` tokens a sequence computes, so that states of recurrent layers can be saved."""
+        has_whole_images = self._options.disable_chunked_mm_input and sequence.owner.request.images
+        if not self._options.enable_chunked_prefill or has_whole_images:
             return count
-        end = (computed + count - (count == missing)) // every * every
-        if computed < sequence.table.branch < end:
-            end = sequence.table.branch
-        return end - computed if end > computed else count
+        return self._kv_cache.cut(sequence.table, computed, count, is_last=count == missing)
 
     def _is_long(self, missing: int) -> bool:
         return 0 < self._options.long_prefill_token_threshold < missing

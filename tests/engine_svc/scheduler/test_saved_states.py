@@ -70,6 +70,15 @@ def test_states_are_those_of_the_computed_tokens(given: dict[str, int]) -> None:
     assert (counters.preemptions > 0) == ("num_blocks" in given)
 
 
+def test_small_steps_are_not_made_for_states_in_the_middle() -> None:
+    engine, plans = make_engine(8, budget=7), []
+    executor = engine._executor
+    assert isinstance(executor, FakeExecutor)
+    executor.on_step = plans.append
+    run_requests(engine, [request(list(range(40)))])
+    assert [plan.num_tokens for plan in plans] == [7, 7, 7, 7, 4, 7, 1]
+
+
 def test_prompts_are_cut_where_states_are_saved() -> None:
     """At the last multiple, and once more where a prompt parts from a cached one; others use the rest of the budget."""
     engine, whole = make_engine(8), list(range(40))
