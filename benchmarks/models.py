@@ -72,7 +72,15 @@ SHAPES: dict[str, dict[str, Any]] = {
             "truncate": False, "original_max_position_embeddings": 4096,
         },
     },
-    # Three layers of the gated delta rule, then one of attention, in turn.
+    # Three layers of the gated delta rule, then one of attention, in turn: Qwen3.5-0.8B, but with a vocabulary of 32k.
+    "qwen3.5-0.8b": {
+        "family": "Qwen3_5", "vocab_size": 32768, "hidden_size": 1024, "intermediate_size": 3584,
+        "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "max_position_embeddings": 262144,
+        "tie_word_embeddings": True,
+    },
+    # Likewise, with heads of other sizes.
     "olmo-hybrid-7b": {
         "family": "OlmoHybrid", "vocab_size": 100352, "hidden_size": 3840, "intermediate_size": 11008,
         "num_hidden_layers": 32, "num_attention_heads": 30, "num_key_value_heads": 30, "linear_num_key_heads": 30,
@@ -87,7 +95,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 SHAPES["gpt-oss-20b-mxfp4"] = SHAPES["gpt-oss-20b"] | {"quantization_config": {"quant_method": "mxfp4"}}
-WITHOUT_FLOORS = ("olmo-hybrid-7b", "mamba2-7b", "gpt-oss-20b-mxfp4")  # whose bytes benchmarks/floors.py does not count
+WITHOUT_FLOORS = ("qwen3.5-0.8b", "olmo-hybrid-7b", "mamba2-7b", "gpt-oss-20b-mxfp4")  # whose bytes benchmarks/floors.py does not count
 
 
 def build_config(shape: str, folder: Path) -> None:

@@ -7,9 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine_svc.requests.outputs import SequenceDelta
+from engine_svc.requests.request import GenerationRequest
 from engine_svc.worker import EngineWorker
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
+from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor
 
@@ -37,3 +40,29 @@ async def test_what_guesses_is_as_the_options_say(tmp_path: Path) -> None:
         counted.append(bool(worker.loop.load().counters.draft_accepted_tokens.bounds))
         await worker.loop.stop()
     assert counted == [False, True, True]
+
+
+class Unheard:
+    """A sink of requests whose answers do not matter."""
+
+    def deliver(self, deltas: list[SequenceDelta]) -> None:
+        pass
+
+
+async def test_models_with_states_have_places_for_saved_ones(tmp_path: Path) -> None:
+    """As many as the ranks allocate: a prompt that is sent again begins with one."""
+    executor = FakeExecutor(keeps_states=True)
+    executor.spec = msgspec.structs.replace(executor.spec, state_bytes=8 * 4096)
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    worker = EngineWorker(executor, ModelOptions(model=str(tmp_path)), engine_options(max_num_seqs=8))
+    await worker.load()
+    request = GenerationRequest("r", list(range(300)), SamplingParameters(temperature=0, max_tokens=1))
+    hits = []
+    for _ in range(2):
+        worker.loop.submit(request, Unheard())
+        await worker.loop.wait_idle()
+        hits.append(worker.loop.load().counters.prefix_cache_hits)
+    await worker.loop.stop()
+    assert worker.info.num_snapshots == 4 * 8
+    assert hits == [0, 256]
