@@ -121,7 +121,7 @@ def _num_snapshots(spec: KvCacheSpec, options: EngineOptions, state_bytes: int) 
     Args:
         state_bytes: bytes of a sequence's states.
     """
-    if not state_bytes or not options.cache.enable_prefix_caching:
+    if not state_bytes or not options.cache.enable_prefix_caching or options.cache.mamba_cache_mode == "none":
         return 0
     free = spec.available_bytes - spec.state_bytes
     beside_longest = free - _blocks_for(spec.max_model_len, spec) * spec.bytes_per_block

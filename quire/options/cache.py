@@ -63,9 +63,14 @@ class CacheOptions:
         True,
         "Keeps the KV blocks of finished requests for prompts with the same beginning, and states of recurrent layers.",
     )
+    mamba_cache_mode: str = option(
+        "align", "Whether the prefix cache saves states of recurrent layers, with which prompts with the same beginning "
+        "start: after multiples of --mamba-block-size tokens (align), or not at all (none).", choices=("align", "none"),
+        refused={"all": "Quire saves states at the ends of steps only; use align."},
+    )  # fmt: skip
     mamba_block_size: int = option(
-        256, "The prefix cache saves states of recurrent layers after multiples of so many tokens, rounded up to whole "
-        "blocks: prompts with the same beginning start at one of them.", minimum=1,
+        256, "Multiples of tokens after which states of recurrent layers are saved, rounded up to whole blocks; see "
+        "--mamba-cache-mode.", minimum=1,
     )  # fmt: skip
     kv_events_config: dict[str, Any] = option(
         {}, "Publishes over ZeroMQ what the prefix cache stores and removes, in vLLM's format; as JSON or key by key. "

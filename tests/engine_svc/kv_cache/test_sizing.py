@@ -87,6 +87,7 @@ def test_saved_states_take_a_third_of_what_is_left_beside_the_longest_sequence(
     assert size(9400) == (0, 0, 7)
     assert "prefix caching is off: there is no room to save states" in caplog.text
     assert size(17_000, enable_prefix_caching=False) == (0, 0, 15)
+    assert size(17_000, mamba_cache_mode="none") == (0, 0, 15)
 
 
 @pytest.mark.parametrize(
