@@ -17,6 +17,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
+PARTS = 4
 IMPORTS = """
 import os
 import subprocess
@@ -42,7 +43,10 @@ def stack_of(compiled):  # bytes for each thread, of what its registers do not h
     return int(printed.split("STACK:")[1].split()[0])
 
 element, cached = sys.argv[1:3]
-capability = int(sys.argv[3])
+capability, part, parts_of_all = map(int, sys.argv[3:6])
+
+def mine(items):  # all parts together compile all of them; what is not divided is in Triton's cache after the first
+    return list(items)[part::parts_of_all]
 
 def current_target():  # without a GPU there is none, and kernels would be as for the oldest
     return GPUTarget("cuda", capability, 32)
@@ -94,7 +98,7 @@ for group, dim, block_size, window, kv_heads in shapes:
         "best_ptr": "fp32", "total_ptr": "fp32", "slot_mapping_ptr": "i64", "heads_ptr": element, "table_ptr": element,
         "query_norm_ptr": element, "key_norm_ptr": element,
     }
-    for kernel, constants, *given in kernels:
+    for kernel, constants, *given in mine(kernels):
         if given and (dim != 128 or block_size % given[0].keys):
             constants = constants | {"descriptor": None}
         signature = {
@@ -219,7 +223,7 @@ products = [
     for rows, bias in ((1, True), (500, False))
     for tile in [int8.int8_tiles(rows)]
 ]
-for kernel, constants, options in products if element == cached else ():
+for kernel, constants, options in mine(products) if element == cached else ():
     if element == "fp32" and kernel is matrix._product_kernel and not constants["BIAS"]:  # less of the same
         continue
     signature = {
@@ -240,7 +244,7 @@ for kernel, constants, options in products if element == cached else ():
 kinds = [(0, 8, 4, 128), (0, 128, 8, 16), (1, 0, 8, 128), (2, 0, 8, 64), (3, 0, 4, 32), (4, 0, 4, 64)]
 if cached == "u8":  # where e4m3 has no type, which other kinds do not use
     kinds = kinds[:3]
-for kind, zero, bits, group in kinds if element == "bf16" and cached in ("bf16", "u8") else ():
+for kind, zero, bits, group in mine(kinds) if element == "bf16" and cached in ("bf16", "u8") else ():
     for given in (False, True):
         is_ordered = given and kind == 0  # as in the only format that has an order, GPTQ
         form = {"KIND": kind, "ZERO": zero, "OFFSET": given, "ORDER": is_ordered}
@@ -356,7 +360,7 @@ recurrent = [
     (kernel, known, 4 if kernel in (recurrence.convolve_kernel, recurrence.gated_norm_kernel) else recurrence.WARPS, 3)
     for kernel, known in recurrent
 ] + [(kernel, known, tile.warps, tile.stages) for kernel, known, tile in chunked]
-for kernel, known, warps, stages in recurrent if (element, cached) == ("bf16", "bf16") or element == "fp32" else ():
+for kernel, known, warps, stages in mine(recurrent) if element in ("fp32", cached) else ():
     signature = {
         name: "constexpr" if name in known else state_types.get(name, "*" + element) if name.endswith("_ptr")
         else "fp32" if name in ("epsilon", "least", "most", "strongest", "scale") else "i32"
@@ -392,7 +396,7 @@ code = compile(CODE, "kernels", "exec")
 for line in sys.stdin:
     sys.argv[1:] = line.split()
     if not (child := os.fork()):
-        output = os.open(sys.argv[4], os.O_WRONLY | os.O_CREAT)
+        output = os.open(sys.argv[6], os.O_WRONLY | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
         exec(code)
@@ -414,6 +418,8 @@ def compiler() -> Iterator[subprocess.Popen[str]]:
         process.terminate()
 
 
+# In parts, each of which takes a slow machine a minute or two.
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize(
     ("element", "cached", "capability"),
     # float16 kernels are bfloat16 ones with another type; u8 is for GPUs without e4m3. Each generation gets some of
@@ -423,11 +429,11 @@ def compiler() -> Iterator[subprocess.Popen[str]]:
     ],
 )  # fmt: skip
 def test_compiles_for_gpus(
-    compiler: subprocess.Popen[str], tmp_path: Path, element: str, cached: str, capability: int
+    compiler: subprocess.Popen[str], tmp_path: Path, element: str, cached: str, capability: int, part: int
 ) -> None:
     assert compiler.stdin and compiler.stdout
     output = tmp_path / "output"
-    compiler.stdin.write(f"{element} {cached} {capability} {output}\n")
+    compiler.stdin.write(f"{element} {cached} {capability} {part} {PARTS} {output}\n")
     compiler.stdin.flush()
     status = compiler.stdout.readline()
     printed = output.read_text()
