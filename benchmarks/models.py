@@ -95,7 +95,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 SHAPES["gpt-oss-20b-mxfp4"] = SHAPES["gpt-oss-20b"] | {"quantization_config": {"quant_method": "mxfp4"}}
-WITHOUT_FLOORS = ("qwen3.5-0.8b", "olmo-hybrid-7b", "mamba2-7b", "gpt-oss-20b-mxfp4")  # whose bytes benchmarks/floors.py does not count
+# Shapes whose bytes benchmarks/floors.py does not count.
+WITHOUT_FLOORS = ("qwen3.5-0.8b", "olmo-hybrid-7b", "mamba2-7b", "gpt-oss-20b-mxfp4")
 
 
 def build_config(shape: str, folder: Path) -> None:
