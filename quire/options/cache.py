@@ -64,7 +64,7 @@ class CacheOptions:
         "Keeps the KV blocks of finished requests for prompts with the same beginning, and states of recurrent layers.",
     )
     mamba_cache_mode: str = option(
-        "align", "Whether the prefix cache saves states of recurrent layers, from which prompts with the same beginning "
+        "align", "Whether the prefix cache saves states of recurrent layers, from which prompts with one beginning "
         "go on: after multiples of --mamba-block-size tokens (align), or never (none).", choices=("align", "none"),
         refused={"all": "Quire saves states at the ends of steps only; use align."},
     )  # fmt: skip
