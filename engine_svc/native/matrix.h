@@ -41,7 +41,7 @@ struct Ahead {
   }
 
   // Calls `step` so many times, and fetches before each. Loops that fetch nothing or one line a step have fewer
-  // instructions: they are a fifth faster where a processor's other thread leaves this one half of its decoder.
+  // instructions: they are a fifth faster on cores that other threads use at the same time.
   template <class Step>
   [[gnu::always_inline]] void fetch_with(int64_t steps, Step step) {
     if (lines == 0) {

@@ -54,7 +54,8 @@ class StateCache:
 
     def _copy(self, source: int, target: int) -> None:
         kept = [tensor for layer in self._layers.values() for tensor in layer if tensor.numel()]
-        torch._foreach_copy_([tensor[target] for tensor in kept], [tensor[source] for tensor in kept])
+        if kept:  # otherwise none of the rank's layers is recurrent
+            torch._foreach_copy_([tensor[target] for tensor in kept], [tensor[source] for tensor in kept])
 
     def layers(self, sequences: StateMetadata) -> dict[int, LayerState]:
         """The state of each recurrent layer, for a step of these sequences."""
