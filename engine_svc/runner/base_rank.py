@@ -16,22 +16,16 @@ class BaseRank(Generic[Model]):
     """Owns a rank's runner. Called only from the thread that runs its steps."""
 
     def __init__(
-        self,
-        make: Callable[[], Model],
-        allocate: Callable[[Model], None],
-        device: torch.device,
-        rank: int = 0,
-        settle: Callable[[], None] = lambda: None,
+        self, make: Callable[[], Model], allocate: Callable[[Model], None], device: torch.device, rank: int = 0
     ) -> None:
         """
         Args:
             make, allocate: see SleepingModel.
-            settle: see RankProfiler.
 
         Raises: whatever `make` raises.
         """
         self._model = SleepingModel(make, allocate, device)
-        self._profiler = RankProfiler(rank, device, settle)
+        self._profiler = RankProfiler(rank, device, self._settle)
 
     @property
     def runner(self) -> Model:
@@ -54,8 +48,12 @@ class BaseRank(Generic[Model]):
             case StopProfile():
                 return self._profiler.stop()
             case _:
+                self._settle()  # Gloo reads nothing more from a rank whose message comes after its receive is freed
                 self._model.upkeep(command)
         return []
+
+    def _settle(self) -> None:
+        """Waits until no communication between ranks is under way; there is none unless a subclass has some."""
 
     def close(self) -> None:
         """Stops profiling and everything else that runs in the background of the steps."""

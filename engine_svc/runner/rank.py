@@ -24,7 +24,7 @@ class RankModel(BaseRank[Runner]):
         Raises: whatever `make` raises.
         """
         self._sizes = 0, 0, 0
-        super().__init__(make, lambda runner: runner.allocate(*self._sizes), device, rank, self._settle)
+        super().__init__(make, lambda runner: runner.allocate(*self._sizes), device, rank)
 
     def allocate(self, num_blocks: int, num_host_blocks: int, num_snapshots: int) -> None:
         """See Executor.allocate.
