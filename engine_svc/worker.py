@@ -163,7 +163,6 @@ class EngineWorker:
             defaults = read_generation_defaults(folder, self._options.generation, config)
             self._check_draft(folder)
             spec = self._executor.load(self._model, self._options)
-            self._check_speculation(spec)
             size = size_kv_cache(spec, self._options)
             info = make_model_info(folder, self._model, self._options, spec, size, defaults)
             self._fingerprint = partial(fingerprint, folder, self._options, spec, info.eos_token_ids)
@@ -208,18 +207,6 @@ class EngineWorker:
         if config is not None and config.chosen_method == "draft_model":
             own = find_model_config(folder, self._options.form)
             check_vocabulary(config, self._model, (own.get("text_config") or own).get("vocab_size", 0))
-
-    def _check_speculation(self, spec: KvCacheSpec) -> None:
-        """Checks that the model supports speculation.
-
-        Raises:
-            StartupError: the model has recurrent layers, whose states cannot be rolled back after rejected drafts.
-        """
-        if spec.state_bytes and self._options.speculative.chosen() is not None:
-            raise StartupError(
-                f"--speculative-config is not supported for {spec.architecture}: its recurrent layers keep a state "
-                "for each sequence, which cannot be rolled back after a wrong guess. Leave it out."
-            )
 
     def _read_adapters(self, info: ModelInfo, spec: KvCacheSpec) -> AdapterRegistry:
         lora = self._options.lora

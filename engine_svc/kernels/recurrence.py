@@ -1,8 +1,7 @@
 """Recurrent layers: each program goes through one sequence's tokens in order, with its part of the state in registers.
 
 So a token's arithmetic is the same alone or among others, however a prompt is split and whatever else is in the batch.
-States of fewer than 32 bits are rounded after each token. Convolutions are the exception: they need only the last few
-inputs, so the tiles of a sequence's tokens are computed in parallel, with the same arithmetic.
+States of fewer than 32 bits are rounded after each token.
 
 The time for a sequence is the latency of its chain of tokens. So programs are single warps, which sum over a state
 without synchronization, and the next token's data is loaded while the current token is computed. Prompts have kernels
@@ -18,8 +17,6 @@ import triton.language as tl
 
 from engine_svc.kernels.overlap import await_inputs
 
-TILE_TOKENS = 16
-TILE_CHANNELS = 64
 TILE_UNITS = 32
 WARPS = 1
 _NORMED = 2048  # the numbers that a program norms, if a group has fewer
@@ -50,7 +47,7 @@ def sequence_of(start_ptr, slot_ptr, fresh_ptr):
 
 
 @triton.jit
-def _as_stored(value, state_ptr):
+def as_stored(value, state_ptr):
     """The value rounded to the state's type, in float32."""
     return value.to(state_ptr.dtype.element_ty).to(tl.float32)
 
@@ -88,86 +85,6 @@ def _next_of(first, time, length):
 
 
 @triton.jit
-def _convolved_input(input_ptr, state_ptr, token, channel, stride, channels, wanted, GATED: tl.constexpr):
-    """The filters' inputs of tokens, gated if GATED, rounded to the state's type."""
-    where = input_ptr + token * stride + channel
-    value = tl.load(where, mask=wanted, other=0.0).to(tl.float32)
-    if GATED:
-        value *= tl.load(where + 2 * channels, mask=wanted, other=0.0).to(tl.float32)
-    return _as_stored(value, state_ptr)
-
-
-@triton.jit
-def convolve_kernel(
-    input_ptr,
-    output_ptr,
-    state_ptr,
-    weight_ptr,
-    bias_ptr,
-    start_ptr,
-    slot_ptr,
-    fresh_ptr,
-    stride,
-    channels,
-    TAPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ACTIVATES: tl.constexpr,
-    GATED: tl.constexpr,
-    TILE_T: tl.constexpr,
-    TILE_C: tl.constexpr,
-):
-    """One program per sequence, tile of channels, and share of the sequence's tiles of tokens.
-
-    Only the first tile of tokens reads the old state, so its program can store the new one.
-    """
-    await_inputs()
-    first, length, slot, is_known = sequence_of(start_ptr, slot_ptr, fresh_ptr)
-    channel = tl.program_id(1) * TILE_C + tl.arange(0, TILE_C)
-    own = channel < channels
-    before: tl.constexpr = TAPS - 1
-    tl.static_assert(before <= TILE_T)
-    held_ptr = state_ptr + slot * before * channels
-    for begin in range(tl.program_id(2) * TILE_T, length, tl.num_programs(2) * TILE_T):
-        time = begin + tl.arange(0, TILE_T)
-        inside = (time < length)[:, None] & own[None, :]
-        total = tl.zeros([TILE_T, TILE_C], tl.float32)
-        if HAS_BIAS:
-            total += tl.load(bias_ptr + channel, mask=own, other=0.0)[None, :]
-        for tap in tl.static_range(TAPS):
-            seen = time - before + tap
-            held = tl.load(
-                held_ptr + (seen + before)[:, None] * channels + channel[None, :],
-                mask=inside & (seen < 0)[:, None] & (channel < channels * is_known)[None, :],
-                other=0.0,
-            ).to(tl.float32)
-            new = _convolved_input(
-                input_ptr, state_ptr, (first + seen)[:, None], channel[None, :], stride, channels,
-                inside & (seen >= 0)[:, None], GATED,
-            )  # fmt: skip
-            weight = tl.load(weight_ptr + tap * channels + channel, mask=own, other=0.0)
-            total += (held + new) * weight[None, :]
-        if ACTIVATES:
-            total *= tl.sigmoid(total)
-        if GATED:
-            total *= tl.load(
-                input_ptr + (first + time)[:, None] * stride + channels + channel[None, :], mask=inside, other=0.0
-            ).to(tl.float32)
-        tl.store(output_ptr + (first + time)[:, None] * channels + channel[None, :], total, mask=inside)
-    if tl.program_id(2) > 0:
-        return
-    tl.debug_barrier()  # all reads of the old state are done
-    for kept in tl.static_range(before):
-        seen = length - before + kept
-        is_old = tl.minimum(tl.maximum(-seen, 0), 1)
-        was_held = channel < channels * is_known * is_old
-        old = tl.load(held_ptr + (seen + before) * channels + channel, mask=was_held, other=0.0).to(tl.float32)
-        new = _convolved_input(
-            input_ptr, state_ptr, first + seen, channel, stride, channels, channel < channels * (1 - is_old), GATED
-        )
-        tl.store(held_ptr + kept * channels + channel, old + new, mask=channel < channels * tl.minimum(length, 1))
-
-
-@triton.jit
 def scan_channels_kernel(
     hidden_ptr,
     step_ptr,
@@ -181,6 +98,7 @@ def scan_channels_kernel(
     start_ptr,
     slot_ptr,
     fresh_ptr,
+    target_ptr,
     hidden_stride,
     step_stride,
     write_stride,
@@ -188,6 +106,7 @@ def scan_channels_kernel(
     gate_stride,
     channels,
     size,
+    HAS_TARGETS: tl.constexpr,
     SIZE: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
@@ -219,8 +138,13 @@ def scan_channels_kernel(
         state = state * tl.exp(step[None, :] * rates) + (step * hidden)[None, :] * write[:, None]
         output = tl.sum(state * read[:, None], 0) + hidden * skip
         tl.store(output_ptr + (first + time) * channels + channel, output * gate * tl.sigmoid(gate), mask=own)
-        state = _as_stored(state, state_ptr)
-    hold_tile(held_ptr, state, entry, channel, size * tl.minimum(length, 1), channels)
+        state = as_stored(state, state_ptr)
+        if HAS_TARGETS:
+            target = tl.load(target_ptr + first + time)
+            kept_ptr = state_ptr + tl.maximum(target, 0) * size * channels
+            hold_tile(kept_ptr, state, entry, channel, size * (target >= 0).to(tl.int32), channels)
+    if not HAS_TARGETS:
+        hold_tile(held_ptr, state, entry, channel, size * tl.minimum(length, 1), channels)
 
 
 @triton.jit
@@ -237,6 +161,7 @@ def scan_heads_kernel(
     start_ptr,
     slot_ptr,
     fresh_ptr,
+    target_ptr,
     hidden_stride,
     step_stride,
     write_stride,
@@ -248,6 +173,7 @@ def scan_heads_kernel(
     least,
     most,
     few,
+    HAS_TARGETS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SIZE: tl.constexpr,
     TILE_D: tl.constexpr,
@@ -288,8 +214,13 @@ def scan_heads_kernel(
         state = state * tl.exp(step * rate) + write[:, None] * (hidden * step)[None, :]
         output = tl.sum(state * read[:, None], 0) + hidden * skip
         tl.store(output_ptr + (first + time) * heads * dim + numbers, output, mask=own)
-        state = _as_stored(state, state_ptr)
-    hold_tile(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
+        state = as_stored(state, state_ptr)
+        if HAS_TARGETS:
+            target = tl.load(target_ptr + first + time)
+            kept_ptr = state_ptr + (tl.maximum(target, 0) * heads + head) * size * dim
+            hold_tile(kept_ptr, state, entry, column, size * (target >= 0).to(tl.int32), dim)
+    if not HAS_TARGETS:
+        hold_tile(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
 
 
 @triton.jit
@@ -317,6 +248,7 @@ def delta_kernel(
     start_ptr,
     slot_ptr,
     fresh_ptr,
+    target_ptr,
     query_stride,
     key_stride,
     value_stride,
@@ -329,6 +261,7 @@ def delta_kernel(
     strongest,
     scale,
     few,
+    HAS_TARGETS: tl.constexpr,
     BY_KEY: tl.constexpr,
     SIZE: tl.constexpr,
     TILE_D: tl.constexpr,
@@ -370,8 +303,13 @@ def delta_kernel(
         state += key[:, None] * news[None, :]
         output = tl.sum(state * query[:, None], 0)
         tl.store(output_ptr + (first + time) * heads * dim + numbers, output, mask=own)
-        state = _as_stored(state, state_ptr)
-    hold_tile(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
+        state = as_stored(state, state_ptr)
+        if HAS_TARGETS:
+            target = tl.load(target_ptr + first + time)
+            kept_ptr = state_ptr + (tl.maximum(target, 0) * heads + head) * size * dim
+            hold_tile(kept_ptr, state, entry, column, size * (target >= 0).to(tl.int32), dim)
+    if not HAS_TARGETS:
+        hold_tile(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
 
 
 @triton.jit
@@ -387,10 +325,12 @@ def units_kernel(
     start_ptr,
     slot_ptr,
     fresh_ptr,
+    target_ptr,
     hidden_stride,
     input_stride,
     decay_stride,
     channels,
+    HAS_TARGETS: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
     """One program per sequence and tile of channels."""
@@ -418,8 +358,13 @@ def units_kernel(
         share = tl.where(is_known + time == 0, 1.0, tl.sqrt(1.0 - decay * decay))
         state = state * decay + hidden * tl.sigmoid(opened + input_bias) * share
         tl.store(output_ptr + (first + time) * channels + channel, state, mask=own)
-        state = _as_stored(state, state_ptr)
-    tl.store(held_ptr, state, mask=channel < channels * tl.minimum(length, 1))
+        state = as_stored(state, state_ptr)
+        if HAS_TARGETS:
+            target = tl.load(target_ptr + first + time)
+            kept_ptr = state_ptr + tl.maximum(target, 0) * channels + channel
+            tl.store(kept_ptr, state, mask=channel < channels * (target >= 0).to(tl.int32))
+    if not HAS_TARGETS:
+        tl.store(held_ptr, state, mask=channel < channels * tl.minimum(length, 1))
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -54,7 +54,8 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
     cache, scheduler = options.cache, options.scheduler
     _check_swap(spec, cache)
     _check_transfer(spec, cache)
-    state_bytes = spec.state_bytes // scheduler.max_num_seqs
+    # A running sequence has as many states as a step may verify tokens of it.
+    state_bytes = spec.state_bytes // (scheduler.max_num_seqs * options.speculative.most_query_len)
     num_snapshots = _num_snapshots(spec, options, state_bytes)
     if cache.num_gpu_blocks_override is not None:
         size = _overridden(cache.num_gpu_blocks_override, spec)
@@ -119,7 +120,7 @@ def _num_snapshots(spec: KvCacheSpec, options: EngineOptions, state_bytes: int) 
     """How many states of recurrent layers can be saved for the prefix cache.
 
     Args:
-        state_bytes: bytes of a sequence's states.
+        state_bytes: bytes of a sequence's states after one token.
     """
     if not state_bytes or not options.cache.enable_prefix_caching or options.cache.mamba_cache_mode == "none":
         return 0

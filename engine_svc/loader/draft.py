@@ -71,8 +71,8 @@ def _check_target(config: SpeculativeConfig, target: LoadedModel) -> None:
             "runs with the Transformers library's code, which cannot share layers with a head. Choose draft_model, "
             "or a method that runs no model (ngram, suffix)"
         )
-    elif facts.recurrent:
-        reason = "has recurrent layers, whose states cannot be rolled back after a wrong guess. Leave the option out"
+    elif not facts.attention_windows:
+        reason = "has no attention layers, whose KV blocks those of a draft share. Choose ngram or suffix"
     elif None not in facts.attention_windows.values():
         reason = (
             "has a sliding window in every layer, and frees KV blocks that a draft's layers still need. Set "
@@ -132,7 +132,7 @@ def _load_decoder(config: SpeculativeConfig, target: Target, folder: Path, raw: 
     assert isinstance(loaded, BuiltModel)
     if loaded.facts.recurrent:
         raise StartupError(
-            f"{loaded.facts.architecture} has recurrent layers, whose states cannot be rolled back after a wrong "
+            f"{loaded.facts.architecture} has recurrent layers, whose states a draft cannot roll back after a wrong "
             "guess; expected a model with only attention layers."
         )
     if not has_one_kind_of_cache(loaded.model.config):

@@ -17,7 +17,16 @@ from engine_svc.loader.source import TensorSource
 from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
 from engine_svc.models.config import ModelConfig, without_indexer
 from engine_svc.models.draft import Draft
-from engine_svc.models.heads import Eagle3Head, EagleHead, FeatureHead, HeadForm, MultiTokenHead, one_layer_more
+from engine_svc.models.heads import (
+    Eagle3Head,
+    EagleHead,
+    FeatureHead,
+    HeadForm,
+    MultiTokenHead,
+    QwenMultiTokenHead,
+    attending_layer,
+    one_layer_more,
+)
 from engine_svc.models.registry import config_for, text_part
 from engine_svc.parallel.group import ParallelGroups
 from quire.errors import StartupError
@@ -30,6 +39,9 @@ _LLAMA_HEADS = {
 }
 # Families whose checkpoints have num_nextn_predict_layers more layers, for multi-token prediction, after their own.
 _MULTI_TOKEN = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM", "GlmMoeDsaForCausalLM")
+# Families whose checkpoints have such layers apart from their own, as mtp.layers: the architectures of text models.
+_MULTI_TOKEN_APART = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+_MOST_MULTI_TOKEN = 9  # layers of such a checkpoint, of which the first is used
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 
 MakeHead = Callable[..., FeatureHead]
@@ -120,29 +132,34 @@ def load_multi_token(
         StartupError: there is no such layer.
     """
     raw, config = text_part(raw), target.model.config
-    if config.architecture not in _MULTI_TOKEN:
+    source: TensorSource | LoadFormat = create_format(folder, options.load)
+    if config.architecture in _MULTI_TOKEN_APART:
+        make: MakeHead = QwenMultiTokenHead
+        form, field, layer = HeadForm(attending_layer(config)), "mtp_num_hidden_layers", "mtp."
+        count, left_out = raw.get(field, 1), tuple(f"layers.{index}." for index in range(1, _MOST_MULTI_TOKEN))
+    elif config.architecture in _MULTI_TOKEN:
+        # It attends to all tokens, also where the model chooses some: what it guesses is verified.
+        make, form = MultiTokenHead, HeadForm(one_layer_more(without_indexer(config)))
+        field, layer = "num_nextn_predict_layers", f"layers.{config.num_layers}."
+        count, left_out = raw.get(field), ("shared_head.head.", "embed_tokens.")
+    else:
         raise StartupError(
-            f"Multi-token prediction is not supported for {config.architecture}, only for {', '.join(_MULTI_TOKEN)}. "
-            "Use draft_model, eagle3, ngram or suffix."
+            f"Multi-token prediction is not supported for {config.architecture}, only for "
+            f"{', '.join((*_MULTI_TOKEN, *_MULTI_TOKEN_APART))}. Use draft_model, eagle3, ngram or suffix."
         )
-    count = raw.get("num_nextn_predict_layers")
     if not isinstance(count, int) or count < 1:
         raise StartupError(
-            f"{folder}: num_nextn_predict_layers in config.json is {count!r}; expected 1 or more: the checkpoint has "
-            "no layers for multi-token prediction. Use draft_model, eagle3, ngram or suffix."
+            f"{folder}: {field} in config.json is {count!r}; expected 1 or more: the checkpoint has no layers for "
+            "multi-token prediction. Use draft_model, eagle3, ngram or suffix."
         )
-    source: TensorSource | LoadFormat = create_format(folder, options.load)
-    layer = f"layers.{config.num_layers}."
     if isinstance(source, CheckpointFormat):
-        source = _Part(source, layer, without=("shared_head.head.", "embed_tokens."))
+        source = _Part(source, layer, without=left_out)
         if not source.names():
             raise StartupError(
-                f"{folder}: the checkpoint has no tensor model.{layer}*, which num_nextn_predict_layers in "
-                "config.json announces; it may have been lost when the checkpoint was converted. Use the original."
+                f"{folder}: the checkpoint has no tensor {layer}*, a layer for multi-token prediction; it may have "
+                "been lost when the checkpoint was converted. Use the original."
             )
-    # It attends to all tokens, also where the model chooses some: what it guesses is verified.
-    form = HeadForm(one_layer_more(without_indexer(config)))
-    return _build(MultiTokenHead, form, raw, source, options, target, groups, device)
+    return _build(make, form, raw, source, options, target, groups, device)
 
 
 class _Part(TensorSource):

@@ -277,6 +277,46 @@ class _MultiTokenLayer(DecoderLayer):
         self.shared_head = _SharedHead(config, context)
 
 
+class QwenMultiTokenHead(FeatureHead):
+    """The same of Qwen3-Next and Qwen3.5: a layer that attends, and a norm after it, whose output are the features."""
+
+    def __init__(
+        self, form: HeadForm, context: LayerContext, attention: AttentionBackend, target: Decoder, longest: int
+    ) -> None:
+        super().__init__(form, context, attention, target, longest)
+        # Under its name in the checkpoint.
+        self.mtp = _QwenMultiTokenLayer(form.config, context.at("mtp"))
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[AnyLayerCache],
+        features: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """See DraftModel.forward."""
+        assert features is not None
+        (cache,), mtp = caches, self.mtp
+        embedded, features = mtp.pre_fc_norm_embedding(self._embed(token_ids)), mtp.pre_fc_norm_hidden(features)
+        hidden = mtp.fc(_beside(self._ops, embedded, features))
+        hidden, residual = mtp.layers[0](hidden, self._ops.zeros_like(hidden), cache, self._step(positions))
+        normalised: torch.Tensor = mtp.norm(hidden, residual)
+        return normalised
+
+
+class _QwenMultiTokenLayer(torch.nn.Module):
+    def __init__(self, config: ModelConfig, context: LayerContext) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = hidden_norm(config, context), hidden_norm(config, context)
+        self.fc = ReplicatedLinear(2 * size, size, wide=False, context=context.at("fc"))
+        self.layers = torch.nn.ModuleList([DecoderLayer(config, context.at("layers.0"), 0)])
+        self.norm = hidden_norm(config, context)
+
+
+def attending_layer(config: ModelConfig) -> ModelConfig:
+    """The shape of a single layer that attends, with the experts of a model's layers if they have any."""
+    mixture = next((moe for moe in reversed(config.moe) if moe is not None), None)
+    return replace(config, num_layers=1, moe=(mixture,), sliding_windows=(None,), recurrent={}, ignored_names=())
+
+
 def one_layer_more(config: ModelConfig) -> ModelConfig:
     """A model's shape with one more layer like its last one."""
     return replace(

@@ -11,7 +11,7 @@ from engine_svc.layers.rows import rows_parameter
 from engine_svc.layers.split import Part
 from engine_svc.models.attention import StepInputs
 from engine_svc.parallel.group import ParallelGroup
-from engine_svc.recurrence.base import Convolution, LayerState, StateShape
+from engine_svc.recurrence.base import MOST_TAPS, Convolution, LayerState, StateShape
 
 
 class RecurrentLayer(torch.nn.Module):
@@ -34,8 +34,13 @@ class ChannelConvolution(torch.nn.Module):
         """
         Args:
             parts: this rank's channels; by name, if checkpoints may have them in separate tensors.
+
+        Raises:
+            ValueError: the filters are too long.
         """
         super().__init__()
+        if taps > MOST_TAPS:
+            raise ValueError(f"convolutions over {taps} tokens are not supported; expected {MOST_TAPS} at most")
         self._activates = activates
         self.channels = sum(part.count for part in (parts.values() if isinstance(parts, Mapping) else parts))
         self.weight = rows_parameter(parts, (taps, self.channels), context, lambda rows: rows.float()[:, 0].t())

@@ -1,8 +1,8 @@
 """The contract of the operations of recurrent layers.
 
 Such a layer keeps a state for each sequence, of the same size for any length of sequence. Unlike cached keys and
-values, it is the state after the last computed token only: tokens cannot be undone, and sequences cannot share a
-common prefix.
+values, it is the state after one token only. So that drafted tokens can be undone, the states after each of them may be
+kept in different slots.
 
 Where an implementation is batch-invariant, tokens are processed one after the other, with the same arithmetic alone or
 among others, so it does not matter how a prompt is split. Others may compute several tokens of a prompt together.
@@ -17,6 +17,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
+
+from quire.bounds import MAX_SPECULATIVE_TOKENS
+
+MOST_TAPS = 16  # of a convolution
+MOST_TARGETS = 1 + MAX_SPECULATIVE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,10 @@ class StateMetadata:
     slots: torch.Tensor  # int64 [num_seqs]
     is_fresh: torch.Tensor  # bool [num_seqs]: nothing is computed yet, and the slot has another sequence's old state
     query_lens_host: list[int]
+    # int64 [tokens]: the slot that the state after each token goes to; -1 for none, but the last token of a sequence
+    # has one. Sequences of more than MOST_TARGETS tokens have only that one, and it is their own slot.
+    # None: a sequence's state goes to its own slot after its last token.
+    targets: torch.Tensor | None = None
 
 
 class LayerState(NamedTuple):

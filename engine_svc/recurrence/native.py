@@ -34,7 +34,7 @@ class _Sequences(ctypes.Structure):
 
     _fields_ = (
         ("starts", ctypes.c_void_p), ("slots", ctypes.c_void_p), ("is_fresh", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
+        ("targets", ctypes.c_void_p), ("count", ctypes.c_int64),
     )  # fmt: skip
 
 
@@ -46,7 +46,13 @@ def _rows(tensor: torch.Tensor) -> Any:
 def _sequences(state: LayerState) -> Any:
     of = state.sequences
     return ctypes.byref(
-        _Sequences(of.query_start_loc.data_ptr(), of.slots.data_ptr(), of.is_fresh.data_ptr(), len(of.slots))
+        _Sequences(
+            of.query_start_loc.data_ptr(),
+            of.slots.data_ptr(),
+            of.is_fresh.data_ptr(),
+            None if of.targets is None else of.targets.data_ptr(),
+            len(of.slots),
+        )
     )
 
 

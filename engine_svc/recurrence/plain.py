@@ -54,8 +54,12 @@ class PlainRecurrence(Recurrence):
         seen = held.new_empty((tokens + before * len(sequences.slots), inputs.shape[1]))
         seen[edges[:, None] + kept] = _of_sequences(held, sequences)
         seen[rows] = inputs.to(held.dtype)
-        last = starts[1:] + before * torch.arange(len(sequences.slots), device=inputs.device)
-        held[sequences.slots] = seen[last[:, None] + kept]
+        if sequences.targets is None:
+            ends, slots = starts[1:] - 1, sequences.slots
+        else:
+            ends = (sequences.targets >= 0).nonzero()[:, 0]
+            slots = sequences.targets[ends]
+        held[slots] = seen[rows[ends][:, None] + 1 - before + kept]
         wide = seen.float()
         output = sum(wide[rows - before + tap] * weight for tap, weight in enumerate(convolution.weight))
         assert isinstance(output, torch.Tensor)
@@ -158,16 +162,20 @@ class _StatesInUse:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.of.recurrent[self._slots] = self._held.to(self.of.recurrent.dtype)
+        if self.of.sequences.targets is None:
+            self.of.recurrent[self._slots] = self._held.to(self.of.recurrent.dtype)
 
     def over_time(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields, for each time, rows of the batch and their sequences' states, which the caller updates in place."""
-        stored = self.of.recurrent.dtype
+        stored, targets = self.of.recurrent.dtype, self.of.sequences.targets
         for time, count in enumerate(self._counts):
-            mine = self._held[:count]
-            yield self._starts[:count] + time, mine
+            mine, rows = self._held[:count], self._starts[:count] + time
+            yield rows, mine
             if stored != torch.float32:
                 mine.copy_(mine.to(stored))
+            if targets is not None:
+                kept = targets[rows] >= 0
+                self.of.recurrent[targets[rows][kept]] = mine[kept].to(stored)
 
 
 def _of_sequences(held: torch.Tensor, sequences: StateMetadata) -> torch.Tensor:

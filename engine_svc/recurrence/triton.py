@@ -10,9 +10,11 @@ import triton
 from engine_svc.kernels import chunked_delta, chunked_scan
 from engine_svc.kernels import recurrence as kernels
 from engine_svc.kernels.chunked_scan import ChunkTiles, operands, padded
+from engine_svc.kernels.convolution import TILE_CHANNELS, TILE_TOKENS, convolve_kernel
 from engine_svc.kernels.overlap import begins_early
-from engine_svc.kernels.recurrence import TILE_CHANNELS, TILE_TOKENS, TILE_UNITS, WARPS, columns, shares
+from engine_svc.kernels.recurrence import TILE_UNITS, WARPS, columns, shares
 from engine_svc.recurrence.base import (
+    MOST_TARGETS,
     Convolution,
     DeltaInputs,
     DeltaParameters,
@@ -35,6 +37,10 @@ class TritonRecurrence(Recurrence):
     # The most new tokens of sequences that are processed token by token; with more, they are processed in chunks.
     few: ClassVar[int] = 16
 
+    def _few(self, sequences: StateMetadata) -> int:
+        """Chunks have no states after each token."""
+        return self.few if sequences.targets is None else max(self.few, MOST_TARGETS)
+
     def convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
         """See Recurrence.convolve."""
         return _convolved(inputs, convolution, state, is_gated=False)
@@ -52,8 +58,9 @@ class TritonRecurrence(Recurrence):
         tile = columns(size, channels)
         kernels.scan_channels_kernel[len(state.sequences.slots), triton.cdiv(channels, tile)](
             *inputs, gates, output, state.recurrent, parameters.rates, parameters.skip, *_whose(state.sequences),
-            *_strides(inputs), gates.stride(0), channels, size, SIZE=triton.next_power_of_2(size), TILE_C=tile,
-            num_warps=WARPS, launch_pdl=begins_early(),
+            state.sequences.targets, *_strides(inputs), gates.stride(0), channels, size,
+            HAS_TARGETS=_has_targets(state), SIZE=triton.next_power_of_2(size), TILE_C=tile, num_warps=WARPS,
+            launch_pdl=begins_early(),
         )  # fmt: skip
         return output
 
@@ -63,8 +70,8 @@ class TritonRecurrence(Recurrence):
         channels = output.shape[1]
         kernels.units_kernel[len(state.sequences.slots), triton.cdiv(channels, TILE_UNITS)](
             *inputs, output, state.recurrent, parameters.rates, parameters.input_bias, parameters.decay_bias,
-            *_whose(state.sequences), *_strides(inputs), channels, TILE_C=TILE_UNITS, num_warps=WARPS,
-            launch_pdl=begins_early(),
+            *_whose(state.sequences), state.sequences.targets, *_strides(inputs), channels,
+            HAS_TARGETS=_has_targets(state), TILE_C=TILE_UNITS, num_warps=WARPS, launch_pdl=begins_early(),
         )  # fmt: skip
         return output
 
@@ -72,22 +79,36 @@ class TritonRecurrence(Recurrence):
         """See Recurrence.scan_heads."""
         _, heads, size, dim = state.recurrent.shape
         output, whose, count = inputs.hidden.new_empty(inputs.hidden.shape), state.sequences, len(state.sequences.slots)
-        tile, has_bias = columns(size, dim), parameters.time_bias is not None
+        tile, has_bias, few = columns(size, dim), parameters.time_bias is not None, self._few(whose)
         arguments = (
-            *inputs, output, state.recurrent, parameters.rates, parameters.skip, parameters.time_bias, *_whose(whose),
-            *_strides(inputs), heads, heads // (inputs.writes.shape[1] // size), size, dim, *parameters.time_limits,
-            self.few,
-        )  # fmt: skip
+            *inputs,
+            output,
+            state.recurrent,
+            parameters.rates,
+            parameters.skip,
+            parameters.time_bias,
+            *_whose(whose),
+        )
+        sizes = (
+            *_strides(inputs),
+            heads,
+            heads // (inputs.writes.shape[1] // size),
+            size,
+            dim,
+            *parameters.time_limits,
+            few,
+        )
         kernels.scan_heads_kernel[count, heads, triton.cdiv(dim, tile)](
-            *arguments, HAS_BIAS=has_bias, SIZE=triton.next_power_of_2(size), TILE_D=tile,
-            num_warps=WARPS, launch_pdl=begins_early(),
+            *arguments, whose.targets, *sizes, HAS_TARGETS=_has_targets(state), HAS_BIAS=has_bias,
+            SIZE=triton.next_power_of_2(size), TILE_D=tile, num_warps=WARPS, launch_pdl=begins_early(),
         )  # fmt: skip
-        if max(whose.query_lens_host) > self.few:
+        if max(whose.query_lens_host) > few:
             tiles, form = _tiles(chunked_scan.TILES, output), operands(output.dtype)
             tile = tiles.columns_of(size, dim)
             chunked_scan.chunked_scan_kernel[count, heads, triton.cdiv(dim, tile)](
-                *arguments, HAS_BIAS=has_bias, SIZE=padded(size), TILE_D=tile, CHUNK=tiles.chunk, OPERAND=form.loaded,
-                PRECISION=form.precision, num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=begins_early(),
+                *arguments, *sizes, HAS_BIAS=has_bias, SIZE=padded(size), TILE_D=tile, CHUNK=tiles.chunk,
+                OPERAND=form.loaded, PRECISION=form.precision, num_warps=tiles.warps, num_stages=tiles.stages,
+                launch_pdl=begins_early(),
             )  # fmt: skip
         return output
 
@@ -96,12 +117,12 @@ class TritonRecurrence(Recurrence):
         _, heads, size, dim = state.recurrent.shape
         output, whose = inputs.value.new_empty(inputs.value.shape), state.sequences
         by_key = inputs.time_steps.shape[1] != heads
-        few, tile = _ALL if by_key else self.few, columns(size, dim)
+        few, tile = _ALL if by_key else self._few(whose), columns(size, dim)
         kernels.delta_kernel[len(whose.slots), heads, triton.cdiv(dim, tile)](
-            *inputs, output, state.recurrent, parameters.rates, parameters.time_bias, *_whose(whose),
+            *inputs, output, state.recurrent, parameters.rates, parameters.time_bias, *_whose(whose), whose.targets,
             *_strides(inputs), heads, heads // (inputs.key.shape[1] // size), size, dim, parameters.strongest,
-            size**-0.5, few, BY_KEY=by_key, SIZE=triton.next_power_of_2(size), TILE_D=tile, num_warps=WARPS,
-            launch_pdl=begins_early(),
+            size**-0.5, few, HAS_TARGETS=_has_targets(state), BY_KEY=by_key, SIZE=triton.next_power_of_2(size),
+            TILE_D=tile, num_warps=WARPS, launch_pdl=begins_early(),
         )  # fmt: skip
         if max(whose.query_lens_host) > few:
             _chunked_delta(inputs, parameters, state, few, output)
@@ -162,9 +183,10 @@ def _convolved(inputs: torch.Tensor, convolution: Convolution, state: LayerState
     output = inputs.new_empty(len(inputs), channels)
     tiles = triton.cdiv(channels, TILE_CHANNELS)
     count = shares(state.sequences.query_lens_host, TILE_TOKENS, tiles)
-    kernels.convolve_kernel[len(state.sequences.slots), tiles, count](
+    convolve_kernel[len(state.sequences.slots), tiles, count](
         inputs, output, state.convolution, convolution.weight, convolution.bias, *_whose(state.sequences),
-        inputs.stride(0), channels, TAPS=taps, HAS_BIAS=convolution.bias is not None,
+        state.sequences.targets, inputs.stride(0), channels, TAPS=taps, HAS_TARGETS=_has_targets(state),
+        HAS_BIAS=convolution.bias is not None,
         ACTIVATES=convolution.activates and not is_gated, GATED=is_gated, TILE_T=TILE_TOKENS, TILE_C=TILE_CHANNELS,
         launch_pdl=begins_early(),
     )  # fmt: skip
@@ -174,6 +196,10 @@ def _convolved(inputs: torch.Tensor, convolution: Convolution, state: LayerState
 def _whose(sequences: StateMetadata) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sequences' starts and slots, and whether they are fresh, as uint8: kernels do not read booleans."""
     return sequences.query_start_loc, sequences.slots, sequences.is_fresh.view(torch.uint8)
+
+
+def _has_targets(state: LayerState) -> bool:
+    return state.sequences.targets is not None
 
 
 def _strides(inputs: tuple[torch.Tensor, ...]) -> list[int]:

@@ -21,6 +21,7 @@ from engine_svc.recurrence.base import StateMetadata
 from engine_svc.runner.given_rows import put_together
 from engine_svc.runner.image_rows import ImageRows
 from engine_svc.runner.prompt_embeds import PromptEmbeddings
+from engine_svc.runner.states import SlotsOfSequences, StateSlots
 from engine_svc.sampling.rows import NO_DRAFT, SampledRows
 from engine_svc.transfer import to_device, to_device_together
 
@@ -44,7 +45,8 @@ class HostInputs(NamedTuple):
     positions: npt.NDArray[np.int64]  # [tokens], for rotation: places in the sequences but after images, see ImageRows
     query_start: npt.NDArray[np.int32]  # [sequences + 1]
     seq_lens: npt.NDArray[np.int32]  # [sequences]
-    slots: npt.NDArray[np.int64]  # [sequences]
+    state_slots: npt.NDArray[np.int64]  # [sequences]
+    state_targets: npt.NDArray[np.int64]  # [tokens], see StateSlots
     is_fresh: npt.NDArray[np.bool_]  # [sequences], whether the sequence has no states yet
     slot_mappings: list[npt.NDArray[np.int64]]  # [tokens] for each group of layers
     block_tables: list[npt.NDArray[np.int32]]  # [sequences, blocks of the longest sequence] for each group
@@ -74,8 +76,9 @@ class FlatBatch:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether it has no images whose tokens attend in both directions, so that it may be cut anywhere."""
-        return self.embedded is None or self.embedded.both_ways is None
+        """Whether it may be cut anywhere: not if tokens of images attend in both directions, or states have targets."""
+        has_images = self.embedded is not None and self.embedded.both_ways is not None
+        return not has_images and not len(self.host.state_targets)
 
     @cached_property
     def output_start(self) -> npt.NDArray[np.int32]:
@@ -111,7 +114,7 @@ class FlatBatch:
         *moved, output_rows, output_start = to_device_together(
             [*shared, *host.slot_mappings, *host.block_tables, *needed], self.known.device
         )
-        places, positions, starts, seq_lens, slots, is_fresh = moved[: len(shared)]
+        places, positions, starts, seq_lens, slots, targets, is_fresh = moved[: len(shared)]
         tables = moved[-len(host.block_tables) :]
         metadata = [
             AttentionMetadata(
@@ -121,7 +124,7 @@ class FlatBatch:
             for slot_mapping, table in zip(moved[len(shared) : -len(tables)], tables, strict=True)
         ]  # fmt: skip
         token_ids = self.known[places] if self.token_ids is None else self.token_ids
-        states = StateMetadata(starts, slots, is_fresh, self.query_lens)
+        states = StateMetadata(starts, slots, is_fresh, self.query_lens, targets if len(targets) else None)
         outputs = None if self.output_lens is None else OutputRows(output_rows, output_start, self.output_lens)
         return Inputs(token_ids, positions, metadata, states, self.received, outputs=outputs)
 
@@ -156,12 +159,14 @@ class SlotBuffers:
         dtype: torch.dtype,
         part: ContextPart = ContextPart(),
         images: ImageRows | None = None,
+        states_each: int = 1,
     ) -> None:
         """
         Args:
             block_size: tokens of a sequence in a block, over all ranks that share its context.
             part: the part of each sequence that this rank caches.
             images: the images of the slots; None for models that read text only.
+            states_each: slots for the states of each sequence.
         """
         self._block_size = block_size
         self._part = part
@@ -177,6 +182,7 @@ class SlotBuffers:
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
         self._prompt_embeds = PromptEmbeddings(dtype)
         self.images = images or ImageRows(None, device)
+        self.state_slots = SlotsOfSequences(max_num_seqs, states_each)
 
     def add(self, sequences: Sequence[NewSequence]) -> dict[int, str]:
         """Gives slots to sequences; their tokens are moved to the device in one copy.
@@ -201,6 +207,7 @@ class SlotBuffers:
             self._prompt_embeds.add(each)
             if fault := self.images.add(each):
                 failed[each.slot] = fault
+            self.state_slots.begin(each.slot)
             self._num_blocks[each.slot] = 0
             self._append_blocks(each.slot, each.block_ids)
         return failed
@@ -239,12 +246,15 @@ class SlotBuffers:
         for sequence in plan.scheduled:
             if sequence.new_block_ids:
                 self._append_blocks(sequence.slot, sequence.new_block_ids)
+        slots = np.array([sequence.slot for sequence in plan.scheduled])
+        computed = np.array([sequence.num_computed_tokens for sequence in plan.scheduled])
+        new = np.array([sequence.num_new_tokens for sequence in plan.scheduled])
+        drafts = np.array([len(sequence.draft_token_ids) for sequence in plan.scheduled])
         return self.rows(
-            np.array([sequence.slot for sequence in plan.scheduled]),
-            np.array([sequence.num_computed_tokens for sequence in plan.scheduled]),
-            np.array([sequence.num_new_tokens for sequence in plan.scheduled]),
+            slots, computed, new,
             put_together([*self._prompt_embeds.rows(plan.scheduled), *self.images.rows(plan.scheduled)], self._device),
-        )
+            states=self.state_slots.step(slots, computed, new, drafts),
+        )  # fmt: skip
 
     def rows(
         self,
@@ -254,13 +264,16 @@ class SlotBuffers:
         embedded: EmbeddedRows | None = None,
         part: ContextPart | None = None,
         num_groups: int | None = None,
+        states: StateSlots | None = None,
     ) -> FlatBatch:
         """Builds a batch of `new[i]` tokens of the sequence in `slots[i]`, after its `computed[i]` computed tokens.
 
         Args:
             part: the part of each sequence that is cached; None means this rank's.
             num_groups: how many groups of layers to include, counted from the first; None means all.
+            states: where the sequences' states are; None means in `slots`.
         """
+        states = states or StateSlots(slots, slots[:0])
         part, groups = part or self._part, self._blocks[:num_groups]
         start = np.concatenate(([0], np.cumsum(new)))
         rows = np.repeat(slots, new)
@@ -272,7 +285,7 @@ class SlotBuffers:
         turned = self.images.turned(positions, slots.tolist(), start.tolist())
         host = HostInputs(
             rows * self.token_ids.shape[1] + positions, turned, start.astype(np.int32), lengths.astype(np.int32),
-            slots, computed == 0, places, [blocks[slots, :width] for blocks in groups],
+            *states, computed == 0, places, [blocks[slots, :width] for blocks in groups],
         )  # fmt: skip
         return FlatBatch(
             host, self.token_ids.view(-1), slots.tolist(), start.tolist(), new.tolist(), computed.tolist(),

@@ -137,7 +137,7 @@ class Drafting:
 
     def _room(self, room: Room) -> Room:
         """Sizes for the draft: one group of layers, and features in place of a previous stage's output."""
-        return room._replace(groups=1, received=self._draft.model.feature_size)
+        return room._replace(groups=1, received=self._draft.model.feature_size, has_state_targets=False)
 
     def follow(self, plan: StepPlan) -> None:
         """Before a step computes, updates which blocks are complete and what each slot has computed."""

@@ -24,7 +24,8 @@ class _Parts(NamedTuple):
     token_places: Any  # int64 [tokens]; -1 where the token id is in place already
     positions: Any  # int64 [tokens]
     slot_mappings: Any  # int64 [groups, tokens]
-    slots: Any  # int64 [sequences]
+    state_slots: Any  # int64 [sequences]
+    state_targets: Any  # int64 [tokens], or none
     query_start: Any  # int32 [sequences + 1]
     seq_lens: Any  # int32 [sequences]
     is_fresh: Any  # bool [sequences]
@@ -53,7 +54,7 @@ class GraphInputs:
         self._attention = attention
         device = known.device
         tables = (room.groups, room.sequences, room.blocks)
-        parts = _parts(room.sequences, room.tokens, room.groups, attention.plan_size(room.sequences, room.tokens))
+        parts = _parts(room, room.sequences, room.tokens, attention.plan_size(room.sequences, room.tokens))
         size = packed_bytes(parts) + 4 * int(np.prod(tables))
         self._host = torch.zeros(size, dtype=torch.uint8)
         self._packed = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -67,7 +68,7 @@ class GraphInputs:
         none, ids = np.zeros(0, np.int32), np.zeros(0, np.int64)
         groups = self._room.groups
         tables = [np.zeros((0, 0), np.int32)] * groups
-        host = HostInputs(ids, ids, np.zeros(1, np.int32), none, ids, ids.astype(bool), [ids] * groups, tables)
+        host = HostInputs(ids, ids, np.zeros(1, np.int32), none, ids, ids, ids.astype(bool), [ids] * groups, tables)
         self._fill(host, shape)
 
     def fill(self, batch: FlatBatch, shape: Shape) -> bool:
@@ -90,12 +91,14 @@ class GraphInputs:
             if (plan := self._attention.plan(lens, ends, shape.sequences, shape.tokens)) is None:
                 return False
             parts.plan[:] = plan
-        count, tokens = len(host.slots), len(host.positions)
+        count, tokens = len(host.state_slots), len(host.positions)
         _put(parts.token_places, host.token_places, -1)
         _put(parts.positions, host.positions, 0)
         for mapping, values in zip(parts.slot_mappings, host.slot_mappings, strict=True):
             _put(mapping, values, -1)
-        _put(parts.slots, host.slots, self._nobodys)
+        _put(parts.state_slots, host.state_slots, self._nobodys)
+        if self._room.has_state_targets:
+            _put(parts.state_targets, host.state_targets, -1)
         _put(parts.query_start[:count], host.query_start[:-1], 0)
         parts.query_start[count:] = tokens + np.arange(shape.sequences - count + 1) * shape.query_len
         _put(parts.seq_lens, host.seq_lens, shape.query_len)
@@ -110,7 +113,7 @@ class GraphInputs:
     def _cut(self, buffer: torch.Tensor, shape: Shape) -> tuple[int, _Parts]:
         """The offset of the block tables in bytes, and views of the parts before them."""
         size = 0 if shape.query_len else self._attention.plan_size(shape.sequences, shape.tokens)
-        parts = _parts(shape.sequences, shape.tokens, self._room.groups, size)
+        parts = _parts(self._room, shape.sequences, shape.tokens, size)
         size = packed_bytes(parts)
         return size, _Parts(*unpack(buffer[:size], parts))
 
@@ -119,7 +122,8 @@ class GraphInputs:
         _, parts = self._cut(self._packed, shape)
         metadata, states = recorded_metadata(
             shape, parts.query_start, parts.seq_lens, [table[: shape.sequences] for table in self._block_tables],
-            parts.slot_mappings, parts.slots, parts.is_fresh, None if shape.query_len else parts.plan,
+            parts.slot_mappings, parts.state_slots, parts.is_fresh,
+            parts.state_targets if self._room.has_state_targets else None, None if shape.query_len else parts.plan,
         )  # fmt: skip
         received = None if self._received is None else self._received[: shape.tokens]
         return Inputs(self._token_ids[: shape.tokens], parts.positions, metadata, states, received, parts.present)
@@ -134,16 +138,18 @@ class GraphInputs:
         )  # fmt: skip
 
 
-def _parts(sequences: int, tokens: int, groups: int, planned: int) -> _Parts:
+def _parts(room: Room, sequences: int, tokens: int, planned: int) -> _Parts:
     """Types and shapes of the parts, as meta tensors."""
+    groups, targets = room.groups, tokens if room.has_state_targets else 0
 
     def part(dtype: torch.dtype, *size: int) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device="meta")
 
     return _Parts(
         part(torch.int64, tokens), part(torch.int64, tokens), part(torch.int64, groups, tokens),
-        part(torch.int64, sequences), part(torch.int32, sequences + 1), part(torch.int32, sequences),
-        part(torch.bool, sequences), part(torch.int32, 2), part(torch.int32, 1), part(torch.int32, planned),
+        part(torch.int64, sequences), part(torch.int64, targets), part(torch.int32, sequences + 1),
+        part(torch.int32, sequences), part(torch.bool, sequences), part(torch.int32, 2), part(torch.int32, 1),
+        part(torch.int32, planned),
     )  # fmt: skip
 
 

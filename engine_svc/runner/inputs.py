@@ -32,6 +32,7 @@ class Room(NamedTuple):
     groups: int  # groups of layers, each with its own block tables
     received: int = 0  # values per token received from the previous pipeline stage; 0 in the first stage
     dtype: torch.dtype = torch.float32  # of the received values
+    has_state_targets: bool = False  # see StateMetadata.targets
 
     def received_buffer(self, device: torch.device) -> torch.Tensor | None:
         """A zeroed buffer for what the previous stage sends; None in the first stage."""
@@ -60,6 +61,7 @@ class InputBuffers:
         self._block_tables = [full(0, room.sequences, room.blocks) for _ in range(room.groups)]
         self._slot_mappings = [full(-1, room.tokens, dtype=torch.int64) for _ in range(room.groups)]
         self._state_slots = full(nobodys_slot, room.sequences, dtype=torch.int64)
+        self._state_targets = full(-1, room.tokens, dtype=torch.int64) if room.has_state_targets else None
         self._is_fresh = full(True, room.sequences, dtype=torch.bool)
         self._received = room.received_buffer(torch.device("cpu"))
         self._output_rows = full(0, room.tokens, dtype=torch.int64)
@@ -81,6 +83,8 @@ class InputBuffers:
         yield self._query_start_loc, inputs.metadata[0].query_start_loc
         yield self._state_slots, inputs.states.slots
         yield self._is_fresh, inputs.states.is_fresh
+        if self._state_targets is not None and inputs.states.targets is not None:
+            yield self._state_targets, inputs.states.targets
         for buffer, each in zip(self._slot_mappings, inputs.metadata, strict=True):
             yield buffer, each.slot_mapping
         if self._received is not None and inputs.received is not None:
@@ -95,6 +99,7 @@ class InputBuffers:
         metadata, states = recorded_metadata(
             shape, starts, self._seq_lens[:sequences], [table[:sequences] for table in self._block_tables],
             [mapping[:tokens] for mapping in self._slot_mappings], slots, self._is_fresh[:sequences],
+            None if self._state_targets is None else self._state_targets[:tokens],
         )  # fmt: skip
         received = None if self._received is None else self._received[:tokens]
         outputs = None
@@ -106,7 +111,8 @@ class InputBuffers:
 
 def recorded_metadata(
     shape: Shape, starts: torch.Tensor, seq_lens: torch.Tensor, tables: Iterable[torch.Tensor],
-    mappings: Iterable[torch.Tensor], slots: torch.Tensor, is_fresh: torch.Tensor, plan: torch.Tensor | None = None,
+    mappings: Iterable[torch.Tensor], slots: torch.Tensor, is_fresh: torch.Tensor, targets: torch.Tensor | None,
+    plan: torch.Tensor | None = None,
 ) -> tuple[list[AttentionMetadata], StateMetadata]:  # fmt: skip
     """Metadata of a recording. Its lengths on the host are the shape's upper bounds."""
     lengths = [shape.query_len] * shape.sequences
@@ -117,4 +123,4 @@ def recorded_metadata(
         )
         for table, mapping in zip(tables, mappings, strict=True)
     ]  # fmt: skip
-    return metadata, StateMetadata(starts, slots, is_fresh, lengths)
+    return metadata, StateMetadata(starts, slots, is_fresh, lengths, targets)

@@ -18,7 +18,7 @@ from engine_svc.runner.batch import Inputs
 from engine_svc.runner.encoder_rows import EncoderRows
 from engine_svc.runner.image_parts import ImageParts
 from engine_svc.runner.recorded import Forward
-from engine_svc.runner.states import StateCache
+from engine_svc.runner.states import SlotsOfSequences, StateCache
 
 
 class ForwardPasses:
@@ -65,10 +65,10 @@ class ForwardPasses:
             if sequence.snapshot >= 0 and self.states is not None:
                 self.states.restore(sequence.snapshot, sequence.slot)
 
-    def save_states(self, plan: StepPlan) -> None:
+    def save_states(self, plan: StepPlan, slots: SlotsOfSequences) -> None:
         """After a step, saves the states that the plan asks for."""
         if plan.snapshots and self.states is not None:
-            self.states.save(plan.snapshots)
+            self.states.save({slots.known(slot): place for slot, place in plan.snapshots.items()})
 
     def bytes_per_block(self, num_caches: int) -> int:
         """Bytes of one block over all KV caches; see `allocate`."""

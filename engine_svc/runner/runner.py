@@ -97,11 +97,13 @@ class Runner:
         self._token_budget = step_tokens(device, options.scheduler, self._whole_image_tokens)
         stage = self._model.stage
         self._groups = group_layers(self._facts.attention_windows, stage.layers, self._attention.layers_per_cache)
+        self._state_form, self._product_rows = loaded.states, loaded.product_rows
+        self._states_each = options.speculative.most_query_len if self._state_form.shapes else 1  # of a sequence
         self._num_caches = most_caches(self._groups, self._attention.layers_per_cache)
         self._buffers = SlotBuffers(
             max_num_seqs, self._max_model_len, self._attention.shape.block_tokens, len(self._groups), device,
             self._dtype, self._attention.shape.part,
-            ImageRows(loaded.images, device, both_ways=self._whole_image_tokens > 0),
+            ImageRows(loaded.images, device, both_ways=self._whole_image_tokens > 0), self._states_each,
         )  # fmt: skip
         self._link = StageLink(groups, stage, self._facts.hidden_size, self._buffers, device, self._dtype)
         self._num_stages = groups.layout.pipeline
@@ -124,7 +126,6 @@ class Runner:
             and not (self._drafting and self._drafting.reads_features) and not self._facts.encoder_tokens
         )  # fmt: skip
         self._forward = ForwardPasses(loaded, self._groups, max_num_seqs)
-        self._state_form, self._product_rows = loaded.states, loaded.product_rows
         self._store: BlockStore = NoStore()
         self._recorded: RecordedSteps | NotedSteps | None = None
         self._later_bytes = 0  # GPU memory that will be taken in addition to what has been taken so far
@@ -199,7 +200,7 @@ class Runner:
     def spec(self) -> KvCacheSpec:
         """What the control side must know of the model and its KV cache."""
         sequences, images = self._options.scheduler.max_num_seqs, self._buffers.images
-        state_bytes = self._state_form.bytes_per_sequence * sequences
+        state_bytes = self._state_form.bytes_per_sequence * sequences * self._states_each
         later_bytes = self._later_bytes + self._attention.decoding_bytes(sequences, sequences * self._max_model_len)
         return KvCacheSpec(
             architecture=self._facts.architecture,
@@ -265,7 +266,8 @@ class Runner:
         self._forward.allocate(num_blocks, self._num_caches)
         if self._drafting:
             self._drafting.allocate(num_blocks)
-        self._forward.states = StateCache(self._state_form, num_states, self._device, num_snapshots)
+        each = self._states_each
+        self._forward.states = StateCache(self._state_form, num_states * each, self._device, num_snapshots, each)
 
     def warm_up(self, num_blocks: int, sequences: int) -> None:
         """Runs the largest steps, with and without adapters, so that kernels are compiled before the first request.
@@ -363,7 +365,7 @@ class Runner:
         sequences = self._options.scheduler.max_num_seqs
         blocks = -(-self._max_model_len // self._attention.shape.block_tokens)
         received = self._facts.hidden_size if self._link.takes_hidden_states else 0
-        return Room(sequences, tokens, blocks, len(self._groups), received, self._dtype)
+        return Room(sequences, tokens, blocks, len(self._groups), received, self._dtype, self._states_each > 1)
 
     @property
     def _nobodys_slot(self) -> int:
@@ -406,7 +408,7 @@ class Runner:
         if is_cut:
             batch = self._buffers.cut(batch)
         hidden = self._compute_rows(plan, batch, failed)
-        self._forward.save_states(plan)
+        self._forward.save_states(plan, self._buffers.state_slots)
         self.passes.end()
         timer.mark()
         self._link.send(plan, batch, hidden)

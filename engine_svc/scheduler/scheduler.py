@@ -202,9 +202,9 @@ class Scheduler:
                     if not count:
                         index += 1
                         continue
-                    drafts = self._draft(sequence, share - count) if count == missing else _NO_DRAFTS
                     wanted, is_partial = self._wanted(sequence), missing > count
                     count = self._cut(sequence, sequence.num_computed_tokens, count, missing)
+                    drafts = self._draft(sequence, share - count) if count == missing else _NO_DRAFTS
                 end = sequence.num_computed_tokens + count + len(drafts)
                 room = self._room(sequence, end, wanted) if wanted or self._lookahead else end
                 blocks = allocate(sequence.table, room)
@@ -236,6 +236,8 @@ class Scheduler:
         if sequence.num_pending_tokens:
             return _NO_DRAFTS
         most = min(most, sequence.num_missing_tokens - 1)
+        if every := self._kv_cache.snapshot_tokens:  # states are saved after known tokens only
+            most = min(most, every - 1 - len(sequence.token_ids) % every)
         drafts = self._drafter.propose(sequence, most)[:most] if self._drafter and most > 0 else _NO_DRAFTS
         if drafts and sequence.follower is not None:
             drafts = drafts[: sequence.follower.count_fitting(drafts)]

@@ -74,6 +74,58 @@ def in_pieces(
     return whole, found
 
 
+def verified(
+    recurrence: Recurrence, operation: Operation, stored: torch.dtype
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Returns outputs of each sequence computed alone in one go, and in steps with tokens that turn out to be wrong."""
+    tokens, held = sequences(operation, torch.float32, (14, 6, 21)), operation.states(stored)
+    whole = [operation(recurrence, operation.states(stored), [Part(2, each)])[0] for each in tokens]
+    wrong = normal(2, operation.size, seed=99)
+    found = [each[:0] for each in whole]
+    # By step and sequence: computed tokens before it, right and wrong tokens, and slots read and written.
+    steps = (
+        ((0, 9, 0, 0, (0,)), (0, 1, 0, 3, (3,)), (0, 18, 0, 5, (5,))),
+        ((9, 2, 1, 0, (0, 1, 2)), (1, 1, 1, 3, (3, 4)), (18, 1, 0, 5, (5,))),
+        ((11, 1, 1, 1, (0, 1)), (2, 3, 0, 3, (6, 4, 3)), (19, 2, 0, 5, (5,))),
+        ((12, 2, 0, 0, (0,)), (5, 1, 0, 3, (4,))),
+    )
+    for step in steps:
+        parts = [
+            Part(source, torch.cat((tokens[index][computed : computed + right], wrong[:rest])), not computed, targets)
+            for index, (computed, right, rest, source, targets) in enumerate(step)
+        ]
+        for index, output in enumerate(operation(recurrence, held, parts)):
+            found[index] = torch.cat((found[index], output[: step[index][1]]))
+    return whole, found
+
+
+@every_operation
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+def test_plain_goes_back(operation: Operation, stored: torch.dtype) -> None:
+    for whole, found in zip(*verified(PlainRecurrence(), operation, stored), strict=True):
+        torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
+
+
+@every_level
+@every_operation
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+def test_native_goes_back_bit_for_bit(operation: Operation, level: str, stored: torch.dtype) -> None:
+    for whole, found in zip(*verified(NativeRecurrence(kernels(level)), operation, stored), strict=True):
+        assert torch.equal(whole, found)
+
+
+@every_operation_and_half
+def test_triton_goes_back(monkeypatch: pytest.MonkeyPatch, operation: Operation, half: bool) -> None:
+    """Bit for bit without chunks; with them, the longest of the prompts is in chunks."""
+    of_few_programs(monkeypatch)
+    monkeypatch.setattr("engine_svc.recurrence.triton.MOST_TARGETS", 3)
+    stored = torch.float16 if half else torch.float32
+    for whole, found in zip(*verified(triton_recurrence(is_invariant=True), operation, stored), strict=True):
+        assert torch.equal(whole, found)
+    for whole, found in zip(*verified(triton_recurrence(), operation, torch.float32), strict=True):
+        torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-4)
+
+
 @every_operation
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_plain(operation: Operation, dtype: torch.dtype) -> None:

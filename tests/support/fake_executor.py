@@ -136,7 +136,8 @@ class FakeExecutor(Executor):
         keeps_states: bool = False,
     ) -> None:
         self.keeps_states = keeps_states
-        self._states: dict[int, tuple[int, int]] = {}  # by slot: number of tokens, hash of the context
+        # By slot: the number of tokens known in the last step, and hashes of contexts of as many, and with its drafts.
+        self._states: dict[int, tuple[int, list[int]]] = {}
         self._snapshots: list[tuple[int, int]] = []
         self.right_guesses = right_guesses
         self.draft_fails_in_step = draft_fails_in_step
@@ -232,8 +233,8 @@ class FakeExecutor(Executor):
             self._rows[new.slot] = self._new_row(new)
             is_saved = self.keeps_states and new.num_computed_tokens > 0
             assert is_saved == (new.snapshot >= 0)
-            fresh = 0, _root(self._rows[new.slot].adapter)
-            self._states[new.slot] = self._snapshots[new.snapshot] if is_saved else fresh
+            known, state = self._snapshots[new.snapshot] if is_saved else (0, _root(self._rows[new.slot].adapter))
+            self._states[new.slot] = known, [state]
         failed = self.failed_slots(plan) if self.failed_slots is not None else {}
         slots: list[int] = []
         runs: list[list[int]] = []
@@ -262,7 +263,8 @@ class FakeExecutor(Executor):
                 if row.sampling.parameters.logprobs is not None:
                     logprobs[slot] = [_position(token_id, row.sampling.parameters.logprobs) for token_id in run]
         for slot, place in plan.snapshots.items():
-            self._snapshots[place] = self._states[slot]
+            known, after = self._states[slot]
+            self._snapshots[place] = known, after[0]
         return StepResult(
             slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed, ended, draft_token_ids=guesses,
             read_adapters=read, encoded_images=dict.fromkeys(plan.images.begun, ""),
@@ -326,8 +328,9 @@ class FakeExecutor(Executor):
             self._cache[row.block_ids[0][(start - 1) // size]][(start - 1) % size][1] if start else _root(row.adapter)
         )
         if self.keeps_states:
-            known, state = self._states[scheduled.slot]
-            assert known == start, "the state is that of another position"
+            known, after = self._states[scheduled.slot]
+            assert 0 <= start - known < len(after), "the state is that of another position"
+            state = after[start - known]
         states = []
         for position in range(start, start + count):
             state = _mix(state, token_ids[position])
@@ -335,7 +338,7 @@ class FakeExecutor(Executor):
             for group, block_ids in enumerate(row.block_ids):
                 self._cache[block_ids[position // size]][position % size] = group, state
         row.num_computed_tokens += count
-        self._states[scheduled.slot] = start + count, state
+        self._states[scheduled.slot] = start + count - len(drafts), states[-1 - len(drafts) :]
         return states
 
     def _verify(self, row: _Row, computed: int) -> None:

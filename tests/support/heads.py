@@ -14,6 +14,13 @@ from safetensors.torch import load_file, save_file
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5TextRotaryEmbedding
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    Qwen3NextDecoderLayer,
+    Qwen3NextRMSNorm,
+    Qwen3NextRotaryEmbedding,
+)
 
 Tensors = dict[str, torch.Tensor]
 _LAYERS: dict[str, tuple[type, type]] = {
@@ -21,6 +28,9 @@ _LAYERS: dict[str, tuple[type, type]] = {
     "deepseek_v3": (DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding),
     "deepseek_v32": (DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding),
     "glm4_moe": (Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding),
+    "qwen3_next": (Qwen3NextDecoderLayer, Qwen3NextRotaryEmbedding),
+    "qwen3_5_text": (Qwen3_5DecoderLayer, Qwen3_5TextRotaryEmbedding),
+    "qwen3_5_moe_text": (Qwen3_5MoeDecoderLayer, Qwen3_5TextRotaryEmbedding),
 }
 
 
@@ -178,16 +188,42 @@ def add_multi_token_layer(folder: Path) -> Reference:
     )  # fmt: skip
 
 
+def add_qwen_multi_token_layer(folder: Path) -> Reference:
+    """Puts a layer for multi-token prediction into a checkpoint of Qwen3-Next or Qwen3.5, and a part of another."""
+    torch.manual_seed(6)
+    target = _target(folder)
+    config, size = target.config, target.config.hidden_size
+    layer: Any = _LAYERS[config.model_type][0](config, config.layer_types.index("full_attention"))
+    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    norms = {name: Qwen3NextRMSNorm(size, config.rms_norm_eps) for name in names}
+    joint = torch.nn.Linear(2 * size, size, bias=False)
+    for module in (layer, joint, *norms.values()):
+        _random(module)
+    tensors = _with_experts_apart({f"layers.0.{name}": tensor for name, tensor in layer.state_dict().items()})
+    tensors |= {f"{name}.weight": norm.weight for name, norm in norms.items()}
+    tensors |= {"fc.weight": joint.weight, "layers.1.input_layernorm.weight": norms["norm"].weight}
+    found = load_file(folder / "model.safetensors") | {f"mtp.{name}": tensor for name, tensor in tensors.items()}
+    _save(folder, found, json.loads((folder / "config.json").read_text()))
+    run = _runner(config, layer)
+
+    def forward(embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        pair = norms["pre_fc_norm_embedding"](embedded), norms["pre_fc_norm_hidden"](features)
+        return norms["norm"](run(joint(torch.cat(pair, -1))))
+
+    return Reference(target, lambda states: states[-1], forward, lambda out: out, target.lm_head)
+
+
 def _with_experts_apart(tensors: Tensors) -> Tensors:
     """Separates experts into tensors of their own, as in published checkpoints."""
     found: Tensors = {}
     for name, tensor in tensors.items():
-        if name == "mlp.experts.gate_up_proj":
+        experts, _, kind = name.rpartition(".")
+        if kind == "gate_up_proj" and experts.endswith("experts"):
             for expert, pair in enumerate(tensor):
                 gate, up = pair.chunk(2)
-                found |= {f"mlp.experts.{expert}.gate_proj.weight": gate, f"mlp.experts.{expert}.up_proj.weight": up}
-        elif name == "mlp.experts.down_proj":
-            found |= {f"mlp.experts.{expert}.down_proj.weight": each for expert, each in enumerate(tensor)}
+                found |= {f"{experts}.{expert}.gate_proj.weight": gate, f"{experts}.{expert}.up_proj.weight": up}
+        elif kind == "down_proj" and experts.endswith("experts"):
+            found |= {f"{experts}.{expert}.down_proj.weight": each for expert, each in enumerate(tensor)}
         else:
             found[name] = tensor
     return found

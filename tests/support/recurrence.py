@@ -37,6 +37,9 @@ class Part:
     slot: int
     tokens: torch.Tensor  # [tokens, size]
     is_fresh: bool = True
+    targets: Sequence[
+        int
+    ] = ()  # slots of the states after the last tokens, if those of any part have slots of their own
 
 
 def batch(parts: Sequence[Part]) -> tuple[torch.Tensor, StateMetadata]:
@@ -48,7 +51,11 @@ def batch(parts: Sequence[Part]) -> tuple[torch.Tensor, StateMetadata]:
     starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     slots = torch.tensor([part.slot for part in parts])
     fresh = torch.tensor([part.is_fresh for part in parts])
-    return wider[:, 2:-3], StateMetadata(starts, slots, fresh, lengths)
+    targets = None
+    if any(part.targets for part in parts):
+        kept = [[-1] * (len(part.tokens) - len(part.targets)) + [*part.targets] for part in parts]
+        targets = torch.tensor([target for part in kept for target in part])
+    return wider[:, 2:-3], StateMetadata(starts, slots, fresh, lengths, targets)
 
 
 @dataclass(frozen=True)

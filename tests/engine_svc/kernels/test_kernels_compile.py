@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 from triton.language import target_info
 from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, norm, rotary, routing
 from engine_svc.kernels import chunked_delta, chunked_scan, expanded_prefill
-from engine_svc.kernels import paged_decode, paged_prefill, recurrence, sampling, single_row
+from engine_svc.kernels import convolution, paged_decode, paged_prefill, recurrence, sampling, single_row
 from engine_svc.kernels import single_row_coded, single_row_experts, step_inputs, tiles
 """
 CODE = """
@@ -328,17 +328,19 @@ for scoring, count, groups in ((0, 128, 1), (1, 256, 8), (2, 16, 1), (0, 160, 8)
     triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 1})
 
 recurrent = [
-    (recurrence.convolve_kernel,
-     {"TAPS": 4, "HAS_BIAS": True, "ACTIVATES": not gated, "GATED": gated, "TILE_T": recurrence.TILE_TOKENS,
-      "TILE_C": recurrence.TILE_CHANNELS}) for gated in (False, True)
+    (convolution.convolve_kernel,
+     {"TAPS": 4, "HAS_TARGETS": not gated, "HAS_BIAS": True, "ACTIVATES": not gated, "GATED": gated,
+      "TILE_T": convolution.TILE_TOKENS, "TILE_C": convolution.TILE_CHANNELS}) for gated in (False, True)
 ] + [
-    (recurrence.scan_channels_kernel, {"SIZE": 16, "TILE_C": recurrence.columns(16, 8192)}),
-    (recurrence.scan_heads_kernel, {"HAS_BIAS": True, "SIZE": 128, "TILE_D": recurrence.columns(128, 64)}),
-    (recurrence.units_kernel, {"TILE_C": recurrence.TILE_UNITS}),
+    (recurrence.scan_channels_kernel, {"HAS_TARGETS": True, "SIZE": 16, "TILE_C": recurrence.columns(16, 8192)}),
+    (recurrence.scan_heads_kernel, {"HAS_TARGETS": True, "HAS_BIAS": True, "SIZE": 128,
+                                    "TILE_D": recurrence.columns(128, 64)}),
+    (recurrence.units_kernel, {"HAS_TARGETS": True, "TILE_C": recurrence.TILE_UNITS}),
     *((recurrence.gated_norm_kernel, {"GROUPS": 1, "GATES_FIRST": True, "IS_SILU": True, "SIZE": size,
                                      "TILE_T": recurrence.norm_tile(size)}) for size in (256, 8192)),
 ] + [
-    (recurrence.delta_kernel, {"BY_KEY": by_key, "SIZE": 128, "TILE_D": recurrence.columns(128, 128)})
+    (recurrence.delta_kernel, {"HAS_TARGETS": not by_key, "BY_KEY": by_key, "SIZE": 128,
+                               "TILE_D": recurrence.columns(128, 128)})
     for by_key in (False, True)
 ]
 chunked, form = [], chunked_scan.operands(dtype)
@@ -352,12 +354,12 @@ for module, size, dim in ((chunked_scan, 128, 64), (chunked_delta, 96, 192), (ch
     else:
         chunked.append((module.delta_chunks_kernel, given, tile._replace(warps=module.INVERSE_WARPS, stages=1)))
         chunked.append((module.chunked_delta_kernel, whole, tile))
-state_types = {"start_ptr": "*i32", "slot_ptr": "*i64", "fresh_ptr": "*u8"}
+state_types = {"start_ptr": "*i32", "slot_ptr": "*i64", "target_ptr": "*i64", "fresh_ptr": "*u8"}
 state_types |= dict.fromkeys(("weight_ptr", "bias_ptr", "rate_ptr", "skip_ptr"), "*fp32")
 state_types |= dict.fromkeys(("input_bias_ptr", "decay_bias_ptr"), "*fp32")
 state_types |= dict.fromkeys(("factor_ptr",), "*fp32")
 recurrent = [
-    (kernel, known, 4 if kernel in (recurrence.convolve_kernel, recurrence.gated_norm_kernel) else recurrence.WARPS, 3)
+    (kernel, known, 4 if kernel in (convolution.convolve_kernel, recurrence.gated_norm_kernel) else recurrence.WARPS, 3)
     for kernel, known in recurrent
 ] + [(kernel, known, tile.warps, tile.stages) for kernel, known, tile in chunked]
 for kernel, known, warps, stages in mine(recurrent) if element in ("fp32", cached) else ():

@@ -20,7 +20,7 @@ from tests.support.tiny_models import make_model
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    families = ("llama", "mistral", "bamba", "qwen3", "gemma4")
+    families = ("llama", "mistral", "bamba", "mamba", "qwen3", "gemma4")
     return {name: make_model(tmp_path_factory.mktemp(name), name) for name in families}
 
 
@@ -43,7 +43,7 @@ def test_another_family_may_guess(folders: dict[str, Path]) -> None:
 
 
 def test_targets_that_nothing_can_guess_for(folders: dict[str, Path]) -> None:
-    assert "recurrent layers" in refusal(folders["bamba"], folders["llama"])
+    assert "has no attention layers" in refusal(folders["mamba"], folders["llama"])
     assert "Set --disable-sliding-window" in refusal(folders["mistral"], folders["llama"])
 
 

@@ -39,7 +39,7 @@ def plain(target: Path, sampling: SamplingParameters, **options: Any) -> list[li
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("target", ["llama", "gemma3"])
+@pytest.mark.parametrize("target", ["llama", "gemma3", "qwen3-next"])
 def test_another_model_as_draft(model_folder: ModelFolder, target: str, sampling: SamplingParameters) -> None:
     folder = model_folder(target)
     expected = plain(folder, sampling)

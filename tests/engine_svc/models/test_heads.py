@@ -22,7 +22,13 @@ from tests.engine_svc.models.conftest import ModelFolder
 from tests.engine_svc.runner.test_drafting import Driver
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
-from tests.support.heads import Reference, add_multi_token_layer, make_eagle, make_eagle3
+from tests.support.heads import (
+    Reference,
+    add_multi_token_layer,
+    add_qwen_multi_token_layer,
+    make_eagle,
+    make_eagle3,
+)
 from tests.support.native import needs_native
 from tests.support.rank_drafter import RankDrafter
 from tests.support.recorder import Recorder, record_prompts
@@ -54,10 +60,10 @@ def eagle3_of_other_layers(folder: Path, target: Path) -> Made:
     return Made(target, reference, method="eagle3", model=str(folder))
 
 
-def multi_token(family: str) -> Callable[[Path, Path], Made]:
+def multi_token(family: str, add: Callable[[Path], Reference] = add_multi_token_layer) -> Callable[[Path, Path], Made]:
     def make(folder: Path, _target: Path) -> Made:
         make_model(folder, family)
-        return Made(folder, add_multi_token_layer(folder), method="mtp")
+        return Made(folder, add(folder), method="mtp", num_speculative_tokens=5)
 
     return make
 
@@ -65,6 +71,9 @@ def multi_token(family: str) -> Callable[[Path, Path], Made]:
 HEADS = {
     "eagle": eagle, "eagle3": eagle3, "eagle3-other-layers": eagle3_of_other_layers,
     "deepseek-v3": multi_token("deepseek-v3"), "glm4-moe": multi_token("glm-moe"),
+    "qwen3-next": multi_token("qwen3-next", add_qwen_multi_token_layer),
+    "qwen3.5": multi_token("qwen3.5", add_qwen_multi_token_layer),
+    "qwen3.5-moe": multi_token("qwen3.5-moe", add_qwen_multi_token_layer),
 }  # fmt: skip
 
 
@@ -109,7 +118,7 @@ def test_passes_of_heads_are_recorded(made: Made, caplog: pytest.LogCaptureFixtu
 def run_head(made: Made, **chosen: Any) -> Runner:
     options = engine_options(dtype="float32", use_tqdm_on_load=False, speculative_config=made.config, **chosen)
     runner = Runner(ModelOptions(model=str(made.target)), options, ParallelGroups(), torch.device("cpu"))
-    runner.allocate(32)
+    runner.allocate(32, num_snapshots=1)
     return runner
 
 
@@ -142,11 +151,11 @@ def test_tokens_are_those_without(made: Made) -> None:
 def test_a_head_keeps_up_with_what_is_cached(made: Made) -> None:
     """The head is at most a block behind, so what is found in the prefix cache is valid for the head as well."""
     runner = run_head(made)
-    first = Driver(runner, PROMPTS[1])  # 33 tokens
+    first = Driver(runner, PROMPTS[1], saves=48)  # 33 tokens
     first.start([3, 1, 7, 2])
     while len(first.token_ids) < 50:
         first.go_on()
-    second = Driver(runner, first.token_ids[:-1], 1)
+    second = Driver(runner, first.token_ids[:-1], 1, saves=48)
     # The head's output for a block's last token depends on the next block's first token, which is the same here.
     assert second.start([3, 1, 7, 9], found=48, wanted=3) == {1: made.reference.guess(second.token_ids, 3)}
 
@@ -193,7 +202,9 @@ def test_heads_of_other_models_are_refused(field: str, tmp_path: Path, model_fol
     [
         ("llama", {}, "Multi-token prediction is not supported for LlamaForCausalLM"),
         ("deepseek-v3", {"num_nextn_predict_layers": None}, "num_nextn_predict_layers in config.json is None"),
-        ("deepseek-v3", {"num_nextn_predict_layers": 1}, r"the checkpoint has no tensor model\.layers\.3\.\*"),
+        ("deepseek-v3", {"num_nextn_predict_layers": 1}, r"the checkpoint has no tensor layers\.3\.\*"),
+        ("qwen3.5", {}, r"the checkpoint has no tensor mtp\.\*"),
+        ("qwen3.5", {"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers in config.json is 0"),
     ],
 )
 def test_models_without_such_layers_are_refused(

@@ -99,6 +99,8 @@ def test_all_that_a_request_may_ask_for(model_folder: ModelFolder, options: dict
     assert check(folder, rights=(0.9, 0.5), **options) == expected
 
 
+# Together with the rotated part a multiple of 16, so that attention is batch-invariant.
+LATENT = {"deepseek-v3": {"kv_lora_rank": 24}, "kimi-linear": {"kv_lora_rank": 24}}
 # Windows whose blocks are released, experts, latent attention, sinks; each in one data type.
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("llama", {"dtype": "bfloat16"}),
@@ -122,8 +124,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_tokens_do_not_depend_on_drafts_bit_for_bit(model_folder: ModelFolder, name: str) -> None:
     """The logits are so close to each other that their last bits decide."""
     family, form = FORMS[name]
-    latent = {"kv_lora_rank": 24} if family == "deepseek-v3" else {}  # a multiple of 16 together with the rotated part
-    folder = model_folder(family, initializer_range=0.02, vocab_size=163, **latent)
+    folder = model_folder(family, initializer_range=0.02, vocab_size=163, **LATENT.get(family, {}))
     narrow = {"num_blocks": 60, "max_num_batched_tokens": 37, "max_model_len": 96, "batch_invariant": True} | form
     asked = [*requests(12), *short(REQUESTS)]
     check(folder, asked[:8] if name == "ranks" else asked, **narrow)  # fewer for `ranks`, whose steps are slow
@@ -131,6 +132,32 @@ def test_tokens_do_not_depend_on_drafts_bit_for_bit(model_folder: ModelFolder, n
 
 def short(asked: list[GenerationRequest]) -> list[GenerationRequest]:
     return [each for each in asked if each.num_prompt_tokens < 40]
+
+
+# Each kind of state, in one data type.
+STATES = {
+    "delta": ("qwen3-next", {"dtype": "bfloat16"}),
+    "delta by key": ("kimi-linear", {}),
+    "heads": ("bamba", {"dtype": "float16"}),
+    "channels": ("jamba", {"dtype": "bfloat16"}),
+    "convolution": ("lfm2-bias", {}),
+    "units": ("recurrent-gemma", {"dtype": "bfloat16"}),
+    "ranks": ("qwen3-next", {"tensor_parallel_size": 2, "cpu_threads": 1}),
+}
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "delta" else [pytest.mark.slow]) for name in STATES]
+)
+def test_states_go_back_to_the_last_right_token(model_folder: ModelFolder, name: str) -> None:
+    """States are saved between drafts as well, also those of sequences that are preempted."""
+    family, form = STATES[name]
+    config = {"method": "ngram", "num_speculative_tokens": 5}
+    narrow = {"num_blocks": 40, "max_num_batched_tokens": 37, "max_model_len": 96, "mamba_block_size": 16}
+    asked = short(REQUESTS)
+    folder = model_folder(family, **LATENT.get(family, {}))
+    check(folder, asked[:8] if name == "ranks" else asked, speculative_config=config, **(narrow | form))
 
 
 @pytest.mark.slow

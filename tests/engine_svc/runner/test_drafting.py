@@ -40,10 +40,16 @@ def running(folder: Path, draft: Path | None = None, host_blocks: int = 0, **opt
 
 
 class Driver:
-    """Decodes one sequence by hand, token by token."""
+    """Decodes one sequence by hand, token by token.
 
-    def __init__(self, runner: Runner, prompt: Sequence[int], slot: int = 0, sampling: SamplingPlan = GREEDY) -> None:
-        self.runner, self.slot, self.sampling = runner, slot, sampling
+    Args:
+        saves: after how many tokens states of recurrent layers are saved, for one that finds so many tokens.
+    """
+
+    def __init__(
+        self, runner: Runner, prompt: Sequence[int], slot: int = 0, sampling: SamplingPlan = GREEDY, saves: int = 0
+    ) -> None:
+        self.runner, self.slot, self.sampling, self.saves = runner, slot, sampling, saves
         self.token_ids = list(prompt)
         self.num_prompt_tokens = self.computed = len(prompt)
 
@@ -51,7 +57,10 @@ class Driver:
         self, blocks: list[int], found: int = 0, wanted: int = 0, transfers: Transfers | None = None
     ) -> dict[int, list[int]]:
         """Computes the tokens that are not found in the cache; returns the guesses."""
-        new = NewSequence(self.slot, self.token_ids, self.num_prompt_tokens, found, [blocks], self.sampling)
+        new = NewSequence(
+            self.slot, self.token_ids, self.num_prompt_tokens, found, [blocks], self.sampling,
+            snapshot=0 if found and found == self.saves else -1,
+        )  # fmt: skip
         return self._step(found, len(self.token_ids) - found, wanted, [new], transfers)
 
     def go_on(self, wanted: int = 0) -> dict[int, list[int]]:
@@ -61,7 +70,9 @@ class Driver:
         self, computed: int, count: int, wanted: int, new: list[NewSequence], transfers: Transfers | None
     ) -> dict[int, list[int]]:
         scheduled = ScheduledSequence(self.slot, computed, count, 1, [], num_wanted_drafts=wanted)
-        result = self.runner.step(StepPlan(0, new, [scheduled], transfers or Transfers()))
+        snapshots = {self.slot: 0} if computed + count == self.saves else {}
+        plan = StepPlan(0, new, [scheduled], transfers or Transfers(), snapshots=snapshots)
+        result = self.runner.step(plan)
         self.token_ids += result.sampled_token_ids[0]
         self.result: StepResult = result
         return result.draft_token_ids

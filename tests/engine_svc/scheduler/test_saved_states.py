@@ -12,17 +12,22 @@ from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 from tests.support.plans import sampling_plan
+from tests.support.rank_drafter import RankDrafter
 from tests.support.run_engine import run_requests
 
 VOCABULARY, BLOCK, LENGTH = 50, 4, 96
 
 
-def make_engine(num_snapshots: int, every: int = 2, **given: int) -> Engine:
-    """An engine whose executor checks that each sequence's state is that of its computed tokens."""
+def make_engine(num_snapshots: int, every: int = 2, drafts: int = 0, **given: int) -> Engine:
+    """An engine whose executor checks that each sequence's state is that of its computed tokens.
+
+    Args:
+        drafts: drafted tokens that each step should verify, half of them right.
+    """
     sizes = {"num_blocks": 200, "slots": 8, "budget": 64, "in_flight": 1, "stages": 1} | given
     executor = FakeExecutor(
         VOCABULARY, BLOCK, LENGTH, verify=True, max_in_flight=sizes["in_flight"] - 1 + sizes["stages"],
-        keeps_states=True,
+        keeps_states=True, right_guesses=drafts // 2,
     )  # fmt: skip
     executor.allocate(sizes["num_blocks"], 0, num_snapshots)
     facts = EngineFacts(
@@ -30,7 +35,8 @@ def make_engine(num_snapshots: int, every: int = 2, **given: int) -> Engine:
         max_num_batched_tokens=sizes["budget"], has_states=True, num_snapshots=num_snapshots,
         snapshot_tokens=every * BLOCK,
     )  # fmt: skip
-    return Engine(executor, engine_options(max_num_seqs=sizes["slots"]), facts)
+    drafter = RankDrafter(drafts) if drafts else None
+    return Engine(executor, engine_options(max_num_seqs=sizes["slots"]), facts, drafter=drafter)
 
 
 def request(prompt: list[int], max_tokens: int = 1, n: int = 1) -> GenerationRequest:
@@ -42,7 +48,8 @@ def request(prompt: list[int], max_tokens: int = 1, n: int = 1) -> GenerationReq
     [
         {}, {"num_snapshots": 0}, {"num_snapshots": 2, "in_flight": 2}, {"budget": 11, "slots": 3, "every": 1},
         {"num_blocks": 40, "in_flight": 2, "every": 1}, {"num_blocks": 30, "budget": 23, "stages": 2, "every": 3},
-        {"num_snapshots": 5, "stages": 3, "slots": 12},
+        {"num_snapshots": 5, "stages": 3, "slots": 12}, {"drafts": 4}, {"drafts": 6, "num_snapshots": 2, "every": 3},
+        {"drafts": 3, "num_blocks": 40, "every": 1}, {"drafts": 4, "stages": 2, "budget": 23},
     ],
     ids=str,
 )  # fmt: skip
@@ -94,3 +101,21 @@ def test_prompts_are_cut_where_states_are_saved() -> None:
     plans.clear()
     run_requests(engine, [request([*whole[:18], 48, *range(12)])])
     assert [each.num_computed_tokens for each in plans[0].new_sequences] == [16]
+
+
+def test_no_draft_passes_a_place_where_states_are_saved() -> None:
+    """With every draft right, an answer's states are saved as without drafts: the next turn begins with the last."""
+    engine, plans = make_engine(8, drafts=6), []
+    executor = engine._executor
+    assert isinstance(executor, FakeExecutor)
+    executor.right_guesses, executor.on_step = 6, plans.append
+    ((output,),) = run_requests(engine, [request(list(range(21)), 25)])
+    drafted = [len(each.draft_token_ids) for plan in plans for each in plan.scheduled]
+    assert max(drafted) == 6
+    assert all(
+        (each.num_computed_tokens + 1) // 8 == (each.num_computed_tokens + each.num_new_tokens) // 8
+        for plan in plans for each in plan.scheduled if each.draft_token_ids
+    )  # fmt: skip
+    plans.clear()
+    run_requests(engine, [request([*range(21), *output.token_ids, 7])])
+    assert [each.num_computed_tokens for each in plans[0].new_sequences] == [40]
