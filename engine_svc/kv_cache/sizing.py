@@ -60,7 +60,7 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
     if cache.num_gpu_blocks_override is not None:
         size = _overridden(cache.num_gpu_blocks_override, spec)
     else:
-        free = _beside_states(spec, scheduler.max_num_seqs) - num_snapshots * state_bytes
+        free = _beside_states(spec, options) - num_snapshots * state_bytes
         most = _most(spec, cache, scheduler.max_num_seqs)
         fitting = free // spec.bytes_per_block if spec.bytes_per_block else most
         num_blocks = min(fitting, most)
@@ -101,7 +101,7 @@ def _check_transfer(spec: KvCacheSpec, cache: CacheOptions) -> None:
         raise StartupError(f"{flag} does not support models with recurrent layers; leave it out.")
 
 
-def _beside_states(spec: KvCacheSpec, max_num_seqs: int) -> int:
+def _beside_states(spec: KvCacheSpec, options: EngineOptions) -> int:
     """Bytes left for blocks after the states of recurrent layers.
 
     Raises:
@@ -109,10 +109,12 @@ def _beside_states(spec: KvCacheSpec, max_num_seqs: int) -> int:
     """
     if spec.state_bytes < spec.available_bytes or not spec.state_bytes:
         return spec.available_bytes - spec.state_bytes
+    each = options.speculative.most_query_len
+    drafts, remedy = (f", {each} each for speculation,", " or num_speculative_tokens") if each > 1 else ("", "")
     raise StartupError(
-        f"Not enough memory for the states of the model's recurrent layers: those of {max_num_seqs} sequences need "
-        f"{_gib(spec.state_bytes)}, but {_gib(spec.available_bytes)} are free for them and the KV cache. Lower "
-        f"--max-num-seqs, or raise {_memory_option(spec)}."
+        f"Not enough memory for the states of the model's recurrent layers: those of {options.scheduler.max_num_seqs} "
+        f"sequences{drafts} need {_gib(spec.state_bytes)}, but {_gib(spec.available_bytes)} are free for them and the "
+        f"KV cache. Lower --max-num-seqs{remedy}, or raise {_memory_option(spec)}."
     )
 
 

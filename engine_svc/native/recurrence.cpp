@@ -2,6 +2,7 @@
 // float32, bfloat16 or float16; arithmetic is float32.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "parallel.h"
@@ -133,13 +134,12 @@ void quire_scan_heads(int type, int stored, const Rows* hidden, const Rows* time
       };
       for_tiles(States<Stored>(*sequences, index, states, heads * size * dim, head * size * dim),
                   sequences->starts[index + 1] - start, size, dim, prepare,
-                  [&](Tiles<Stored>& tiles, int64_t tile, int64_t token, int64_t place, int64_t) {
-        int64_t first = tile * COLUMNS, at = head * dim + first, left = std::min(COLUMNS, dim - first);
+                  [&](const auto& tile, int64_t first, int64_t token, int64_t place, int64_t) {
+        int64_t at = head * dim + first, left = std::min(COLUMNS, dim - first);
         const Value* own = hidden->row<Value>(start + token) + at;
         Value* to = (Value*)output + (start + token) * heads * dim + at;
         for (int64_t i = 0; i < left; i += LANES) store(added + i, all(times[place]) * load(own + i, left - i));
-        tiles.template advance<false>(tile, &decays[place], added, write.of(place), read.of(place), total, nullptr,
-                                      nullptr);
+        tile.template advance<false>(&decays[place], added, write.of(place), read.of(place), total, nullptr, nullptr);
         for (int64_t i = 0; i < left; i += LANES)
           store(to + i, fma(load(own + i, left - i), all(skip[head]), load(total + i)), left - i);
       });
@@ -180,17 +180,20 @@ void quire_delta_rule(int type, int stored, const Rows* query, const Rows* key, 
       };
       for_tiles(States<Stored>(*sequences, index, states, heads * size * dim, head * size * dim),
                   sequences->starts[index + 1] - start, size, dim, prepare,
-                  [&](Tiles<Stored>& tiles, int64_t tile, int64_t token, int64_t place, int64_t places) {
-        int64_t first = tile * COLUMNS, at = head * dim + first, left = std::min(COLUMNS, dim - first);
+                  [&](const auto& tile, int64_t first, int64_t token, int64_t place, int64_t places) {
+        int64_t at = head * dim + first, left = std::min(COLUMNS, dim - first);
         const Value* own = value->row<Value>(start + token) + at;
         Value* to = (Value*)output + (start + token) * heads * dim + at;
-        if (!place) tiles.sum_up(tile, faded.of(0), known);
+        if (!place) tile.sum_up(faded.of(0), known);
         for (int64_t i = 0; i < left; i += LANES)
           store(news + i, (load(own + i, left - i) - load(known + i)) * all(strength[place]));
         const float* ahead = place + 1 < places ? faded.of(place + 1) : nullptr;
-        auto advance = has_steps_by_key ? &Tiles<Stored>::template advance<true> : &Tiles<Stored>::template advance<false>;
-        (tiles.*advance)(tile, fades.of(place), news, write.of(place), read.of(place), total, ahead,
-                         ahead ? known : nullptr);
+        auto advance = [&](auto by_key) {
+          tile.template advance<by_key>(fades.of(place), news, write.of(place), read.of(place), total, ahead,
+                                        ahead ? known : nullptr);
+        };
+        if (has_steps_by_key) advance(std::true_type{});
+        else advance(std::false_type{});
         for (int64_t i = 0; i < left; i += LANES) store(to + i, load(total + i), left - i);
       });
     });

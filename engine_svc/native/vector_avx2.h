@@ -85,7 +85,7 @@ inline void store(float* to, Floats values) { _mm256_storeu_ps(to, values); }
 inline void store(bf16* to, Floats values) { _mm_storeu_si128((__m128i*)to, narrow_bf16(values)); }
 inline void store(f16* to, Floats values) { _mm_storeu_si128((__m128i*)to, narrow_f16(values)); }
 inline void store(float* to, Floats values, int64_t count) {
-  count >= LANES ? store(to, values) : _mm256_maskstore_ps(to, first(count), values);  // slow on AMD: Zen 3 has 42 operations
+  count >= LANES ? store(to, values) : _mm256_maskstore_ps(to, first(count), values);  // which is slow on AMD
 }
 inline void store(bf16* to, Floats values, int64_t count) {
   count >= LANES ? store(to, values) : store_halves(to, narrow_bf16(values), count);

@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 # One operation of each Triton kernel, and both kinds of convolution.
 OF_KERNELS = ("convolution-with-bias", "gated-convolution-with-bias", "gated-units", "channels", "heads-of-70",
-              "delta-rule-by-key-strong")  # fmt: skip
+              "delta-rule-of-70-by-key-strong")  # fmt: skip
 every_operation_and_half = pytest.mark.parametrize(
     ("operation", "half"),
     [(each, half) for each in OPERATIONS for half in (False, True) if not half or each.name in OF_KERNELS],

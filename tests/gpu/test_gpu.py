@@ -43,10 +43,13 @@ from tests.engine_svc.models.test_batch_invariance import check as check_request
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
 from tests.support.exact_answers import check_answers
+from tests.support.heads import add_qwen_multi_token_layer
+from tests.support.rank_drafter import RankDrafter
 from tests.support.recurrence import Operation, convolution, delta_rule, heads_scan
+from tests.support.replaying_drafter import ReplayingDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.shared_folder import sharing_engine
-from tests.support.tiny_models import check_greedy, make_model
+from tests.support.tiny_models import VOCAB_SIZE, check_greedy, make_model
 from tests.support.vision_models import make_vision_model, random_frames, random_image, reference_generate
 from tests.support.vision_models.prompts import request_of
 from tests.support.vision_models.pruning import pruned_by_hand
@@ -238,6 +241,36 @@ def test_prompts_begin_with_saved_states(tmp_path: Path, family: str, eager: boo
         assert engine.load().counters.prefix_cache_hits == 16 + 80
     for each in found:
         check_greedy(folder, prompts, each, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("family", ["bamba", "qwen3-next", "kimi-linear", "mamba", "recurrent-gemma"])
+def test_states_go_back_to_the_last_right_token(tmp_path: Path, family: str, eager: bool) -> None:
+    """Drafts of which half are right, verified by graphs and without, where states are saved as well."""
+    folder, prompts = make_model(tmp_path / family, family), random_prompts(9, 30, 23)
+    asked = [GenerationRequest(str(index), prompt, SAMPLING) for index, prompt in enumerate(prompts)]
+    options = LIMITS | {"block_size": 16, "mamba_block_size": 16}
+    drafter = ReplayingDrafter(VOCAB_SIZE, most=3, right=0.5)
+    options |= {"enforce_eager": eager, "speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+    with running_engine(folder, drafter=drafter, **options) as engine, no_waits():
+        outputs = run_requests(engine, asked)
+        drafter.know(asked, [[choice.token_ids for choice in choices] for choices in outputs])
+        found = [tokens(run_requests(engine, asked)) for _ in range(2)]
+    check_greedy(folder, prompts, tokens(outputs), NUM_TOKENS)
+    for each in found:
+        check_greedy(folder, prompts, each, NUM_TOKENS)
+    assert drafter.num_drafts > drafter.num_right > 0
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_multi_token_prediction_beside_states(tmp_path: Path, eager: bool) -> None:
+    folder, prompts = make_model(tmp_path, "qwen3.5"), random_prompts(9, 30)
+    add_qwen_multi_token_layer(folder)
+    drafter, config = RankDrafter(2), {"method": "mtp", "num_speculative_tokens": 2}
+    with running_engine(folder, enforce_eager=eager, drafter=drafter, speculative_config=config, **LIMITS) as engine:
+        found = tokens(run(engine, prompts, SAMPLING))
+    check_greedy(folder, prompts, found, NUM_TOKENS)
+    assert drafter.drafts["all"] > 0
 
 
 def test_blocks_in_a_shared_folder(tmp_path: Path) -> None:

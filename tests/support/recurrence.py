@@ -175,8 +175,8 @@ def heads_scan(dim: int = 70, time_limits: tuple[float, float] = (0.0, float("in
     return Operation(name, sum(sizes), (1, 1), (heads, size, dim), run, expected)
 
 
-def delta_rule(steps_by_key: bool = False, strongest: float = 1.0) -> Operation:
-    key_heads, heads, size, dim = 2, 6, 12, 70
+def delta_rule(steps_by_key: bool = False, strongest: float = 1.0, dim: int = 70) -> Operation:
+    key_heads, heads, size = 2, 6, 12
     steps_of_head = size if steps_by_key else 1
     bias = normal(heads * steps_of_head, seed=2)
     parameters = DeltaParameters(-normal(heads, seed=1).exp(), bias, strongest)
@@ -200,7 +200,7 @@ def delta_rule(steps_by_key: bool = False, strongest: float = 1.0) -> Operation:
             found.append(torch.einsum("hsd,hs->hd", state, query) / size**0.5)
         return torch.stack(found).flatten(1)
 
-    name = f"delta-rule{'-by-key' if steps_by_key else ''}{'' if strongest == 1 else '-strong'}"
+    name = f"delta-rule-of-{dim}{'-by-key' if steps_by_key else ''}{'' if strongest == 1 else '-strong'}"
     return Operation(name, sum(sizes), (1, 1), (heads, size, dim), run, expected)
 
 
@@ -208,5 +208,5 @@ OPERATIONS = (
     convolution(bias=True), convolution(bias=False), convolution(bias=True, is_gated=True),
     convolution(bias=True, activates=False), gated_units(), channels_scan(),
     heads_scan(), heads_scan(64, (0.2, 0.9)), heads_scan(1, bias=False), delta_rule(),
-    delta_rule(steps_by_key=True, strongest=1.5),
+    delta_rule(dim=64), delta_rule(steps_by_key=True, strongest=1.5),
 )  # fmt: skip

@@ -166,8 +166,9 @@ def test_grammars_hold_up_no_other_step(tmp_path: Path) -> None:
     assert sum(len(plan.scheduled) == 2 for plan in given["executor"].plans) > 20
 
 
-def test_guessed_tokens(model_folder: ModelFolder) -> None:
-    folder, options = model_folder("llama"), {"speculative_config": {"method": "suffix", "num_speculative_tokens": 3}}
+@pytest.mark.parametrize("family", ["llama", "jamba"])
+def test_guessed_tokens(model_folder: ModelFolder, family: str) -> None:
+    folder, options = model_folder(family), {"speculative_config": {"method": "suffix", "num_speculative_tokens": 3}}
     prompts = [prompt * 3 for prompt in random_prompts(6, 9, 14, 11)]
     config = engine_options(**options).speculative.chosen()
     assert config is not None
