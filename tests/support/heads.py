@@ -213,6 +213,21 @@ def add_qwen_multi_token_layer(folder: Path) -> Reference:
     return Reference(target, lambda states: states[-1], forward, lambda out: out, target.lm_head)
 
 
+def add_copied_multi_token_layer(folder: Path) -> None:
+    """Puts a layer for multi-token prediction into a checkpoint of Qwen3.5 with images: a copy of its last layer."""
+    torch.manual_seed(7)
+    tensors = load_file(folder / "model.safetensors")
+    language = "model.language_model."
+    size = len(tensors[f"{language}norm.weight"])
+    layer = max(name.partition(".layers.")[2].partition(".")[0] for name in tensors if name.startswith(language))
+    own = f"{language}layers.{layer}."
+    found = {f"mtp.layers.0.{name.removeprefix(own)}": each for name, each in tensors.items() if name.startswith(own)}
+    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    found |= {f"mtp.{name}.weight": tensors[f"{language}norm.weight"] for name in names}
+    found["mtp.fc.weight"] = torch.randn(size, 2 * size) * 0.2
+    _save(folder, tensors | found, json.loads((folder / "config.json").read_text()))
+
+
 def _with_experts_apart(tensors: Tensors) -> Tensors:
     """Separates experts into tensors of their own, as in published checkpoints."""
     found: Tensors = {}

@@ -6,6 +6,7 @@ Where weights are those of the checkpoint in float32, answers equal Transformers
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from engine_svc.speculative.registry import make_speculation
 from quire.sleep import PARTS, SleepLevel
 from tests.engine_svc.media.conftest import VisionFolder
 from tests.support.engine_options import engine_options
+from tests.support.heads import add_copied_multi_token_layer
 from tests.support.lora import adapter_executor, merge, modules_of, write_adapter
 from tests.support.native import needs_native
 from tests.support.rank_drafter import RankDrafter
@@ -120,13 +122,14 @@ def test_guessed_tokens(vision_folder: VisionFolder, family: str, monkeypatch: p
     assert drafter.statistics.draft_tokens > 0
 
 
-@pytest.mark.parametrize(("family", "right"), [("gemma3", 0.6), ("qwen3_vl", 1.0), ("qwen3_vl", 0.6)])
+@pytest.mark.parametrize(("family", "right"), [("gemma3", 0.6), ("qwen3_vl", 1.0), ("qwen3_vl", 0.6), ("qwen3_5", 0.6)])
 def test_right_and_wrong_drafts(vision_folder: VisionFolder, family: str, right: float) -> None:
     folder = vision_folder(family)
     asked = [ask(folder, *parts, request_id=f"r{index}") for index, parts in enumerate(CONVERSATIONS)]
     drafter = ReplayingDrafter(256, right=right)
     drafter.know(asked, [[answer(folder, *parts)] for parts in CONVERSATIONS])
-    check(folder, asked, drafter=drafter)
+    config = {"method": "ngram", "num_speculative_tokens": 5}  # as many as it proposes, for which states need room
+    check(folder, asked, drafter=drafter, speculative_config=config)
     assert drafter.num_right > 10  # how often it drafts depends on when images are encoded
     assert (drafter.num_drafts > drafter.num_right) == (right < 1.0)
 
@@ -137,6 +140,16 @@ def test_a_draft_model_drafts_for_texts_alone(vision_folder: VisionFolder, famil
     folder, drafter = vision_folder(family), RankDrafter(3)
     check(folder, drafter=drafter, speculative_config={"method": "draft_model", "model": str(folder)})
     assert drafter.drafts["right"] == drafter.drafts["all"] > 10
+
+
+def test_a_layer_for_multi_token_prediction_drafts_for_texts_alone(vision_folder: VisionFolder, tmp_path: Path) -> None:
+    """It is beside the parts that read text and images. Here, it is a copy of the model's last layer."""
+    folder = tmp_path / "model"
+    shutil.copytree(vision_folder("qwen3_5"), folder)
+    add_copied_multi_token_layer(folder)
+    drafter = RankDrafter(2)
+    check(folder, drafter=drafter, speculative_config={"method": "mtp", "num_speculative_tokens": 2})
+    assert drafter.drafts["all"] > 10
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "mistral3"])
