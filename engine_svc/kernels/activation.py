@@ -1,4 +1,4 @@
-"""Activations, alone and gated: SwiGLU, GeGLU, the clamped one of gpt-oss, and xIELU."""
+"""Activations, alone and gated: SwiGLU, GeGLU, the clamped one of gpt-oss, the clipped one of Step 3.5, and xIELU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import triton.language as tl
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
 _COLUMNS = 1024
-_KINDS = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4, "relu2": 5}
+_KINDS = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4, "relu2": 5, "clipped": 6}
 
 
 class NamedActivation(NamedTuple):
-    """An activation as ops/base.py names it, or "clamped" with the slope and limit of gpt-oss' activation."""
+    """An activation as ops/base.py names it; "clamped" is ClampedSwish, "clipped" ClippedSilu."""
 
     name: str
     slope: float = 1.0
@@ -31,12 +31,12 @@ class NamedActivation(NamedTuple):
 def _activated(values, slope, limit, KIND: tl.constexpr):
     """Applies the activation KIND to values.
 
-    SiLU, tanh GELU and the clamped one are values * sigmoid(z) with different z. The others are GELU by the error
-    function, ReLU, and ReLU squared; the last two keep NaN.
+    SiLU, tanh GELU and the clamped one are values * sigmoid(z) with different z, and the clipped one is SiLU up to
+    `limit`. The others are GELU by the error function, ReLU, and ReLU squared; the last two keep NaN.
     """
     if KIND == 3:
         return values * 0.5 * (1.0 + tl.erf(values * 0.7071067811865476))
-    if KIND >= 4:
+    if KIND == 4 or KIND == 5:
         positive = tl.where(values < 0.0, 0.0, values)
         return positive if KIND == 4 else positive * positive
     z = values
@@ -45,14 +45,17 @@ def _activated(values, slope, limit, KIND: tl.constexpr):
     if KIND == 2:
         values = tl.minimum(values, limit)
         z = values * slope
-    return values * tl.sigmoid(tl.maximum(z, -80.0))  # below this, the exponential inside would overflow
+    result = values * tl.sigmoid(tl.maximum(z, -80.0))  # below this, the exponential inside would overflow
+    return tl.minimum(result, limit) if KIND == 6 else result
 
 
 @triton.jit
 def gated(gate, up, slope, limit, KIND: tl.constexpr):
-    """The activated gate times `up`, in float32; the clamped activation adds 1 to `up`."""
+    """The activated gate times `up`, in float32; the clamped and the clipped activation limit `up`, too."""
+    if KIND == 2 or KIND == 6:
+        up = tl.minimum(tl.maximum(up, -limit), limit)
     if KIND == 2:
-        up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
+        up += 1.0
     return _activated(gate, slope, limit, KIND) * up
 
 

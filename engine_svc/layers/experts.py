@@ -76,11 +76,11 @@ class Experts(PackedLayer):
                     self._load_fused(parameter, name, kind)
 
     def _load_fused(self, parameter: LoadedParameter, name: str, kind: str) -> None:
-        """Lets the parameter also load tensors that hold all experts, not only those of single ones."""
+        """Lets the parameter also load tensors that hold all experts, or the gates or ups of all."""
         load_one, shape = parameter.loader, self._shape
 
         def load(source: TensorSlice, part: str) -> None:
-            if part:
+            if part and not part.startswith("."):
                 load_one(source, part)
                 return
             if list(source.get_shape()[:1]) != [shape.count]:
@@ -88,8 +88,9 @@ class Experts(PackedLayer):
                     f"shape {list(source.get_shape())} in the checkpoint does not fit {shape.count} experts"
                 )
             for index in dict.fromkeys(self._slots.experts):
-                one = shape.fused.expert(source, index, is_gate_up=name == "gate_up", is_plain=kind == "weight")
-                load_one(one, f"{index}.")
+                is_both = name == "gate_up" and not part
+                one = shape.fused.expert(source, index, is_gate_up=is_both, is_plain=kind == "weight")
+                load_one(one, f"{index}{part or '.'}")
 
         parameter.loader = load
 

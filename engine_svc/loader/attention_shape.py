@@ -9,7 +9,7 @@ import torch
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.context import ContextPart
 from engine_svc.layers.linear import qkv_parts
-from engine_svc.models.config import KeyValueHeads, ModelConfig
+from engine_svc.models.config import LayerHeads, ModelConfig, layer_heads
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from quire.errors import StartupError
 from quire.options.cache import KV_CACHE_DTYPES
@@ -25,17 +25,17 @@ _CACHE_DTYPES = registry("--kv-cache-dtype", KV_CACHE_DTYPES, {
 
 def attention_shape(
     config: ModelConfig, options: EngineOptions, groups: ParallelGroups, dtype: torch.dtype, device: torch.device,
-    heads: KeyValueHeads | None = None,
+    heads: LayerHeads | None = None,
 ) -> AttentionShape:  # fmt: skip
     """The shape for one of Quire's own models.
 
     Args:
-        heads: of the layers' keys and values; None means those of layers without a window.
+        heads: of the layers; None means those of layers without a window.
 
     Raises:
         StartupError: the ranks cannot share contexts as asked.
     """
-    heads = heads or KeyValueHeads(config.num_kv_heads, config.head_dim)
+    heads = heads or layer_heads(config, None)
     shape = plain_shape(_heads(config, groups.tensor, heads), options, dtype, device)
     shape = replace(shape, batch_invariant=options.kernels.batch_invariant is True)
     if latent := config.latent:
@@ -59,18 +59,18 @@ def plain_shape(
     return AttentionShape(*heads, block_size, dtype, device, cache_dtype=None if cache_dtype == dtype else cache_dtype)
 
 
-def _heads(config: ModelConfig, group: ParallelGroup, heads: KeyValueHeads) -> tuple[int, int, int]:
+def _heads(config: ModelConfig, group: ParallelGroup, heads: LayerHeads) -> tuple[int, int, int]:
     """This rank's numbers of query heads and key-value heads, and the head size."""
     if config.latent:
         size = config.latent.rank + config.latent.rotated_dim
         return group.divide(config.num_heads, "attention heads"), 1, size
     if not config.attention_windows:  # no layer attends, so the configured heads mean nothing
         return 1, 1, heads.size
-    parts = qkv_parts(group, config.num_heads, heads.number, heads.size)
+    parts = qkv_parts(group, heads.queries, heads.number, heads.size)
     return parts["q"].count // heads.size, parts["k"].count // heads.size, heads.size
 
 
-def _shared(shape: AttentionShape, config: ModelConfig, groups: ParallelGroups, heads: KeyValueHeads) -> AttentionShape:
+def _shared(shape: AttentionShape, config: ModelConfig, groups: ParallelGroups, heads: LayerHeads) -> AttentionShape:
     """The shape with decode context parallelism: each rank attends to its part with the query heads of all ranks.
 
     Raises:

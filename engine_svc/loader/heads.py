@@ -41,7 +41,6 @@ _LLAMA_HEADS = {
 _MULTI_TOKEN = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM", "GlmMoeDsaForCausalLM")
 # Families whose checkpoints have such layers apart from their own, as mtp.layers: the architectures of text models.
 _MULTI_TOKEN_APART = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
-_MOST_MULTI_TOKEN = 9  # layers of such a checkpoint, of which the first is used
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 
 MakeHead = Callable[..., FeatureHead]
@@ -132,26 +131,28 @@ def load_multi_token(
         StartupError: there is no such layer.
     """
     raw, config = text_part(raw), target.model.config
-    source: TensorSource | LoadFormat = create_format(folder, options.load)
-    if config.architecture in _MULTI_TOKEN_APART:
-        make: MakeHead = QwenMultiTokenHead
-        form, field, layer = HeadForm(attending_layer(config)), "mtp_num_hidden_layers", "mtp."
-        count, left_out = raw.get(field, 1), tuple(f"layers.{index}." for index in range(1, _MOST_MULTI_TOKEN))
-    elif config.architecture in _MULTI_TOKEN:
-        # It attends to all tokens, also where the model chooses some: what it guesses is verified.
-        make, form = MultiTokenHead, HeadForm(one_layer_more(without_indexer(config)))
-        field, layer = "num_nextn_predict_layers", f"layers.{config.num_layers}."
-        count, left_out = raw.get(field), ("shared_head.head.", "embed_tokens.")
-    else:
+    is_apart = config.architecture in _MULTI_TOKEN_APART
+    if not is_apart and config.architecture not in _MULTI_TOKEN:
         raise StartupError(
             f"Multi-token prediction is not supported for {config.architecture}, only for "
             f"{', '.join((*_MULTI_TOKEN, *_MULTI_TOKEN_APART))}. Use draft_model, eagle3, ngram or suffix."
         )
+    field = "mtp_num_hidden_layers" if is_apart else "num_nextn_predict_layers"
+    count = raw.get(field, 1 if is_apart else None)
     if not isinstance(count, int) or count < 1:
         raise StartupError(
             f"{folder}: {field} in config.json is {count!r}; expected 1 or more: the checkpoint has no layers for "
             "multi-token prediction. Use draft_model, eagle3, ngram or suffix."
         )
+    if is_apart:
+        make: MakeHead = QwenMultiTokenHead
+        form, layer = HeadForm(attending_layer(config)), "mtp."
+        left_out = tuple(f"layers.{index}." for index in range(1, count))
+    else:
+        # It attends to all tokens, also where the model chooses some: what it guesses is verified.
+        make, form = MultiTokenHead, HeadForm(one_layer_more(without_indexer(config)))
+        layer, left_out = f"layers.{config.num_layers}.", ("shared_head.head.", "embed_tokens.")
+    source: TensorSource | LoadFormat = create_format(folder, options.load)
     if isinstance(source, CheckpointFormat):
         source = _Part(source, layer, without=left_out)
         if not source.names():

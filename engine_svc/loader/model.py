@@ -33,7 +33,7 @@ from engine_svc.loader.own_dtype import read_config_to_load
 from engine_svc.lora.layers import AdapterLayers
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.models.attention import AnyLayerCache
-from engine_svc.models.config import KeyValueHeads, ModelConfig, ModelFacts, without_indexer, without_windows
+from engine_svc.models.config import LayerHeads, ModelConfig, ModelFacts, without_indexer, without_windows
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for, is_ours, takes_media, text_part
 from engine_svc.native.library import choose_kernels
@@ -314,7 +314,7 @@ def place_layers(
     ops = create_ops(kernels, dtype, device, invariant)
     method = _quantization(raw, options, ModelForm(ops, dtype))
 
-    def backend(heads: KeyValueHeads | None = None) -> AttentionBackend:
+    def backend(heads: LayerHeads | None = None) -> AttentionBackend:
         shape = attention_shape(config, options, groups, dtype, device, heads)
         found = create_backend(options.kernels.attention_backend, shape, kernels)
         if groups.decode_context.world_size > 1:

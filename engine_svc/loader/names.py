@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from engine_svc.layers.module_names import EXPERT_PARTS, OTHERWISE, PARTS
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
-# All experts in one tensor, which may have no module of its own.
-_ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:[._](\w+))?")
+# All experts, or the gates or ups of all, in one tensor, which may have no module of its own.
+_ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up|gate|up|down)_proj(?:[._](\w+))?")
 _HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # norm of one head
 # For models that read media or speak, of which only the text model is loaded: prefixes to remove, and modules to leave
 # out.
@@ -47,7 +47,9 @@ def parameter_name(
         return f"{expert[1]}.{parameter}.{expert[4]}", f"{expert[2]}.{part}"
     fused = _ALL_EXPERTS.fullmatch(name)
     if fused:
-        return f"{fused[1]}.{fused[2]}.{fused[3] or 'weight'}", ""
+        is_one = fused[2] in ("gate", "up")
+        matrix, part = ("gate_up", f".{fused[2]}") if is_one else (fused[2], "")
+        return f"{fused[1]}.{matrix}.{fused[3] or 'weight'}", part
     if head := _HEAD_NORM.fullmatch(name):
         return f"{head[1]}.{head[3]}", head[2]
     path, _, kind = name.rpartition(".")

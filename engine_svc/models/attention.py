@@ -16,7 +16,7 @@ from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, qk
 from engine_svc.layers.norm import HeadLayerNorm, ParallelRMSNorm, RMSNorm
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part
-from engine_svc.models.config import ModelConfig, key_value_heads
+from engine_svc.models.config import ModelConfig, layer_heads
 from engine_svc.ops.base import HeadNorms, Ops
 from engine_svc.recurrence.base import LayerState
 
@@ -91,9 +91,9 @@ class Attention(torch.nn.Module):
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
         self._ops = context.ops
-        heads, value_dim = key_value_heads(config, config.sliding_windows[index]), config.value_dim
+        heads, value_dim = layer_heads(config, config.sliding_windows[index]), config.value_dim
         self._head_dim = head_dim = heads.size
-        parts = qkv_parts(context.groups.tensor, config.num_heads, heads.number, head_dim, value_dim)
+        parts = qkv_parts(context.groups.tensor, heads.queries, heads.number, head_dim, value_dim)
         self._heads, self._kv_heads = parts["q"].count // head_dim, parts["k"].count // head_dim
         self.sinks: LoadedParameter | None = None
         if _has_sinks(config, index):
@@ -118,7 +118,7 @@ class Attention(torch.nn.Module):
         if self.qkv_proj.bias is not None and not config.key_bias:
             self.qkv_proj.bias.keep_zero("k")
         self.o_proj = RowParallelLinear(
-            config.num_heads * (value_dim or head_dim), config.hidden_size, bias=config.output_bias,
+            heads.queries * (value_dim or head_dim), config.hidden_size, bias=config.output_bias,
             context=context.at("o_proj"),
         )  # fmt: skip
         self._norms = config.qk_norm
@@ -211,5 +211,5 @@ def _norm_of_heads(config: ModelConfig, context: LayerContext, part: Part, index
         return ParallelRMSNorm(part, config.norm_eps, context=context)
     if config.qk_norm == "each":
         return HeadLayerNorm(part, config.head_dim, config.norm_eps, context=context)
-    heads = key_value_heads(config, config.sliding_windows[index])
+    heads = layer_heads(config, config.sliding_windows[index])
     return RMSNorm(heads.size, config.norm_eps, context=context, offset=config.norm_offset)

@@ -38,11 +38,12 @@ NormPlacement = Literal[
 ]  # fmt: skip
 
 
-class KeyValueHeads(NamedTuple):
-    """The heads of a layer's keys and values."""
+class LayerHeads(NamedTuple):
+    """The heads of a layer's attention."""
 
-    number: int
+    number: int  # of keys and values
     size: int
+    queries: int  # number of query heads
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class MoeConfig:
     expert_scales: bool = False  # each expert has a learned factor on its weight
     beside_dense: bool = False  # the layer also has a dense feed-forward part, and both outputs are added
     activation: Activation | None = None  # of experts; None means that of the other layers
+    shared_activation: Activation | None = None  # of the shared expert; the same
     expert_bias: bool = False
     fused: FusedForm = FusedForm()  # of a checkpoint's tensors that hold all experts
     is_gated: bool = True  # whether experts, including the shared one, have a gate; else they have only up and down
@@ -246,7 +248,7 @@ class ModelConfig(ModelFacts):
     activation: Activation | LearnedActivation  # a learned one only in dense layers without gates
     moe: tuple[MoeConfig | None, ...]  # of each layer; None means a dense one
     local_rope_parameters: Mapping[str, Any] | None = None  # of layers with a window, if they have their own
-    local_heads: KeyValueHeads | None = None  # the same
+    local_heads: LayerHeads | None = None  # the same
     rotary_dim: int  # values of a head that are rotated
     attention_scale: float
     attention_softcap: float | None = None
@@ -320,9 +322,9 @@ def has_one_kind_of_cache(config: ModelConfig) -> bool:
     return not config.borrowed and config.local_heads is None
 
 
-def key_value_heads(config: ModelConfig, window: int | None) -> KeyValueHeads:
-    """The heads of keys and values in layers with this window."""
-    own = KeyValueHeads(config.num_kv_heads, config.head_dim)
+def layer_heads(config: ModelConfig, window: int | None) -> LayerHeads:
+    """The heads in layers with this window."""
+    own = LayerHeads(config.num_kv_heads, config.head_dim, config.num_heads)
     return own if window is None or config.local_heads is None else config.local_heads
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_svc.models.config import (
-    KeyValueHeads,
+    LayerHeads,
     ModelConfig,
     MoeConfig,
     TokenInputsConfig,
@@ -62,7 +62,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     )  # fmt: skip
 
 
-def _heads(config: Mapping[str, Any], windows: tuple[int | None, ...]) -> tuple[KeyValueHeads, KeyValueHeads]:
+def _heads(config: Mapping[str, Any], windows: tuple[int | None, ...]) -> tuple[LayerHeads, LayerHeads]:
     """The heads of keys and values in layers without and with a window.
 
     Transformers 5.23 writes them by layer, published checkpoints have them in fields of their own.
@@ -70,14 +70,15 @@ def _heads(config: Mapping[str, Any], windows: tuple[int | None, ...]) -> tuple[
     Raises:
         StartupError: layers of a kind differ.
     """
-    local = KeyValueHeads(config["num_key_value_heads"], config["head_dim"])
+    queries = config["num_attention_heads"]
+    local = LayerHeads(config["num_key_value_heads"], config["head_dim"], queries)
     by_layer = config.get("per_layer_config")
     if by_layer is None:
         count = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
-        return KeyValueHeads(count or local.number, config["global_head_dim"]), local
+        return LayerHeads(count or local.number, config["global_head_dim"], queries), local
     given = {int(layer): fields for layer, fields in by_layer.items()}
     found = [
-        KeyValueHeads(own.get("num_key_value_heads", local.number), own.get("head_dim", local.size))
+        LayerHeads(own.get("num_key_value_heads", local.number), own.get("head_dim", local.size), queries)
         for own in (given.get(layer, {}) for layer in range(len(windows)))
     ]
     whole, others = ({heads for heads, window in zip(found, windows, strict=True) if (window is None) is is_whole}

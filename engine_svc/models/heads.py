@@ -278,7 +278,7 @@ class _MultiTokenLayer(DecoderLayer):
 
 
 class QwenMultiTokenHead(FeatureHead):
-    """The same of Qwen3-Next and Qwen3.5: a layer that attends, and a norm after it, whose output are the features."""
+    """The first extra layer of Qwen3-Next and Qwen3.5, which attends, with a norm whose output are the features."""
 
     def __init__(
         self, form: HeadForm, context: LayerContext, attention: AttentionBackend, target: Decoder, longest: int

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine_svc.models import deepseek
 from engine_svc.models.config import (
-    KeyValueHeads,
+    LayerHeads,
     ModelConfig,
     base_config,
     local_rotation,
@@ -33,7 +33,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """
     given = {**_DEFAULTS, **{name: value for name, value in config.items() if value is not None}}
     windows, rotation = _windows(given), one_rotation(given)
-    local = KeyValueHeads(given.get("swa_num_key_value_heads", 2 * given["num_key_value_heads"]), given["head_dim"])
+    count = given.get("swa_num_key_value_heads", 2 * given["num_key_value_heads"])
+    local = LayerHeads(count, given["head_dim"], given["num_attention_heads"])
     _check(given)
     return base_config(
         {"rms_norm_eps": given.get("layernorm_epsilon", 1e-5), **rotation}, sliding_windows=windows, local_heads=local,

@@ -10,7 +10,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
 from engine_svc.layers.part import Layout
 from engine_svc.layers.xielu import Xielu
-from engine_svc.ops.base import Activation, ClampedSwish, RowProduct, activate
+from engine_svc.ops.base import Activation, GatedActivation, RowProduct, activate
 
 
 class RowForms(NamedTuple):
@@ -76,7 +76,7 @@ class PlainMLP(torch.nn.Module):
             ValueError: the activation needs a gate.
         """
         super().__init__()
-        if isinstance(activation, ClampedSwish):
+        if isinstance(activation, GatedActivation):
             raise ValueError("a clamped activation is only supported for gated layers")
         self._ops, self._activation = context.ops, activation
         parts = even_parts(context.groups.tensor, {"": size})

@@ -49,7 +49,7 @@ class SparseMLP(torch.nn.Module):
             self.shared_expert = MLP(
                 config.hidden_size,
                 moe.shared_size,
-                activation=fixed_activation(config),
+                activation=moe.shared_activation or fixed_activation(config),
                 bias=config.mlp_bias,
                 context=context.at("shared_expert"),
                 is_gated=moe.is_gated,

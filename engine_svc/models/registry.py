@@ -115,6 +115,7 @@ ARCHITECTURES = {
     "SolarOpenForCausalLM": "engine_svc.models.solar_open",
     "StableLmForCausalLM": "engine_svc.models.stablelm",
     "Starcoder2ForCausalLM": "engine_svc.models.starcoder2",
+    "Step3p5ForCausalLM": "engine_svc.models.step3",
     "VaultGemmaForCausalLM": "engine_svc.models.gemma",
     "WhisperForConditionalGeneration": "engine_svc.models.whisper",
     "XGLMForCausalLM": "engine_svc.models.opt",

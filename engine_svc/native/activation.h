@@ -5,9 +5,9 @@
 
 namespace quire {
 
-enum Gate { SILU, GELU, CLAMPED, ERF_GELU, RELU, SQUARED_RELU };  // as the caller numbers them
+enum Gate { SILU, GELU, CLAMPED, ERF_GELU, RELU, SQUARED_RELU, CLIPPED };  // as the caller numbers them
 
-// A gate, with the slope and limit of the clamped one.
+// A gate, with the slope and limit of those that have them.
 struct Activation {
   int gate;
   float slope, limit;
@@ -36,13 +36,19 @@ inline Floats activated(Floats x) {
 }
 
 // gate_up [2 * size]: gate * sigmoid(z) * up. For SiLU, z is the gate itself. For tanh GELU (Hendrycks and Gimpel 2016),
-// z follows from (1 + tanh(z / 2)) / 2 = sigmoid(z). For the clamped gate, z is steeper, and 1 is added to up.
+// z follows from (1 + tanh(z / 2)) / 2 = sigmoid(z). For the clamped gate, z is steeper, and 1 is added to up. The clipped
+// one is SiLU up to a limit.
 template <Gate GATE, class Value>
 inline void activate_and_multiply(const Activation& form, const Value* gate_up, Value* output, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) {
     Floats gate = load(gate_up + i, size - i), up = load(gate_up + size + i, size - i), z = gate;
     if (GATE == ERF_GELU || GATE == RELU || GATE == SQUARED_RELU) {
       store(output + i, activated<GATE>(gate) * up, size - i);
+      continue;
+    }
+    if (GATE == CLIPPED) {
+      Floats most_up = most(all(-form.limit), least(all(form.limit), up));
+      store(output + i, least(all(form.limit), activated<SILU>(gate)) * most_up, size - i);
       continue;
     }
     if (GATE == GELU) z = gate * fma(gate * gate, all(0.044715f), all(1.0f)) * all(1.5957691216f);
@@ -63,6 +69,7 @@ inline void activate_and_multiply(const Activation& form, const Value* gate_up, 
     case ERF_GELU: return activate_and_multiply<ERF_GELU>(form, gate_up, output, size);
     case RELU: return activate_and_multiply<RELU>(form, gate_up, output, size);
     case SQUARED_RELU: return activate_and_multiply<SQUARED_RELU>(form, gate_up, output, size);
+    case CLIPPED: return activate_and_multiply<CLIPPED>(form, gate_up, output, size);
   }
 }
 
@@ -97,7 +104,7 @@ inline void activate(Value* values, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) store(values + i, activated<GATE>(load(values + i, size - i)), size - i);
 }
 
-// Activates values [size] in place; not for the clamped gate.
+// Activates values [size] in place; not for the clamped and the clipped gate.
 template <class Value>
 inline void activate(int gate, Value* values, int64_t size) {
   switch (gate) {

@@ -20,8 +20,16 @@ class ClampedSwish:
     limit: float
 
 
+@dataclass(frozen=True)
+class ClippedSilu:
+    """silu(gate) * up, silu(gate) clamped to at most `limit`, `up` to [-limit, limit] (Step 3.5)."""
+
+    limit: float
+
+
 PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]  # relu2: ReLU, squared
-Activation = PlainActivation | ClampedSwish
+GatedActivation = ClampedSwish | ClippedSilu  # only for layers with gates
+Activation = PlainActivation | GatedActivation
 LearnedActivation = Literal["xielu"]  # with numbers that each layer learns, see Ops.xielu
 
 
@@ -474,5 +482,5 @@ def activate(ops: Ops, values: torch.Tensor, activation: Activation, is_gated: b
     """Applies the activation to the result of a feed-forward layer's first product, gated or not; may work in place."""
     if is_gated:
         return ops.activate_and_multiply(values, activation)
-    assert not isinstance(activation, ClampedSwish)
+    assert not isinstance(activation, GatedActivation)
     return ops.activate(values, activation)

@@ -14,6 +14,7 @@ from engine_svc.native.library import GATES, INT8, KINDS, TYPES, Kernels
 from engine_svc.ops.base import (
     Activation,
     ClampedSwish,
+    ClippedSilu,
     ExpertAdapters,
     ExpertsForm,
     ExpertsProduct,
@@ -184,9 +185,11 @@ def pointer(tensor: torch.Tensor | None) -> int | None:
 
 
 def gate_arguments(activation: Activation) -> tuple[int, float, float]:
-    """The kernels' number of the gate, and the slope and limit of the clamped one."""
+    """The kernels' number of the gate, and the slope and limit of those that have them."""
     if isinstance(activation, ClampedSwish):
         return GATES["clamped"], activation.slope, activation.limit
+    if isinstance(activation, ClippedSilu):
+        return GATES["clipped"], 0.0, activation.limit
     return GATES[activation], 0.0, 0.0
 
 

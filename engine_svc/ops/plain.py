@@ -15,6 +15,7 @@ from engine_svc.ops.base import (
     Activation,
     Affine,
     ClampedSwish,
+    ClippedSilu,
     ComputeExperts,
     ExpertAdapters,
     ExpertsForm,
@@ -238,6 +239,8 @@ class PlainOps(Ops):
         if isinstance(activation, ClampedSwish):
             gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
             return gate * (gate * activation.slope).sigmoid() * (up + 1)
+        if isinstance(activation, ClippedSilu):
+            return F.silu(gate).clamp(max=activation.limit) * up.clamp(-activation.limit, activation.limit)
         return _ACTIVATIONS[activation](gate) * up
 
     def activate(self, values: torch.Tensor, activation: PlainActivation) -> torch.Tensor:

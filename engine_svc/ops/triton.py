@@ -40,6 +40,7 @@ from engine_svc.kernels.single_row_experts import Stack, single_row_experts
 from engine_svc.ops.base import (
     Activation,
     ClampedSwish,
+    ClippedSilu,
     ExpertAdapters,
     ExpertsForm,
     ExpertsProduct,
@@ -294,6 +295,8 @@ def _named(activation: Activation) -> NamedActivation:
     """The activation in the form that the kernels take."""
     if isinstance(activation, ClampedSwish):
         return NamedActivation("clamped", activation.slope, activation.limit)
+    if isinstance(activation, ClippedSilu):
+        return NamedActivation("clipped", limit=activation.limit)
     return NamedActivation(activation)
 
 

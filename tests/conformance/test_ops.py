@@ -11,7 +11,7 @@ import torch
 from engine_svc.ops.base import Activation, Affine, ExpertsForm, HeadNorms, Ops, PlainActivation, Routing
 from tests.support.low_rank import ExpertAdapterCase, LowRankCase, row_tiles
 from tests.support.native import EMULATED, needs_native
-from tests.support.ops import CLAMPED, FORMS, activated, experts_by_definition, forms_of_experts, make_ops
+from tests.support.ops import CLAMPED, CLIPPED, FORMS, activated, experts_by_definition, forms_of_experts, make_ops
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 EPSILON = 1e-6
@@ -385,7 +385,7 @@ def test_rotate(name: str, dim: int, rotated: int, with_norms: bool, interleaved
 def test_activate_and_multiply(name: str, rows: int, size: int) -> None:
     ops, dtype = make_ops(name)
     gate_up = normal(rows, 2 * size, dtype=dtype) * 8
-    activations: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu", "relu", "relu2", CLAMPED)
+    activations: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu", "relu", "relu2", CLAMPED, CLIPPED)
     for activation in activations:
         close(ops.activate_and_multiply(gate_up, activation), activated(gate_up.double(), activation), dtype)
 

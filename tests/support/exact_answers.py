@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,13 @@ def check_answers(
     Args:
         within: the most by which log-probabilities may differ.
     """
-    model = load_reference(folder)
+    check_answers_of(load_reference(folder), prompts, found, num_tokens, within)
+
+
+def check_answers_of(
+    model: Any, prompts: list[list[int]], found: list[list[Output]], num_tokens: int, within: float = 2e-3
+) -> None:
+    """The same for a model of Transformers that is loaded already."""
     for prompt, (output,) in zip(prompts, found, strict=True):
         assert len(output.token_ids) == num_tokens
         logits = logits_of(model, prompt, output.token_ids)

@@ -203,7 +203,7 @@ def add_qwen_multi_token_layer(folder: Path) -> Reference:
     tensors |= {f"{name}.weight": norm.weight for name, norm in norms.items()}
     tensors |= {"fc.weight": joint.weight, "layers.1.input_layernorm.weight": norms["norm"].weight}
     found = load_file(folder / "model.safetensors") | {f"mtp.{name}": tensor for name, tensor in tensors.items()}
-    _save(folder, found, json.loads((folder / "config.json").read_text()))
+    _save(folder, found, json.loads((folder / "config.json").read_text()) | {"mtp_num_hidden_layers": 2})
     run = _runner(config, layer)
 
     def forward(embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from engine_svc.ops.base import Activation, ClampedSwish, ExpertsForm, Ops
+from engine_svc.ops.base import Activation, ClampedSwish, ClippedSilu, ExpertsForm, Ops
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.plain import PlainOps
 from tests.support.native import fastest_kernels
@@ -27,6 +27,9 @@ def activated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     if isinstance(activation, ClampedSwish):
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit) + 1
         return gate / (1 + (-activation.slope * gate).exp()) * up
+    if isinstance(activation, ClippedSilu):
+        most = activation.limit
+        return (gate / (1 + (-gate).exp())).clamp(max=most) * up.clamp(-most, most)
     if activation == "silu":
         return gate / (1 + (-gate).exp()) * up
     if activation == "relu":
@@ -57,7 +60,7 @@ def experts_by_definition(
     return expected
 
 
-CLAMPED = ClampedSwish(1.702, 1.5)
+CLAMPED, CLIPPED = ClampedSwish(1.702, 1.5), ClippedSilu(0.7)
 
 
 def forms_of_experts(experts: int, size: int, inner: int, dtype: torch.dtype) -> dict[str, ExpertsForm]:
@@ -66,6 +69,7 @@ def forms_of_experts(experts: int, size: int, inner: int, dtype: torch.dtype) ->
     biases = [torch.randn(experts, outputs, generator=generator).to(dtype) for outputs in (2 * inner, size)]
     return {
         "plain": ExpertsForm(), "gelu": ExpertsForm("gelu_tanh"), "gpt-oss": ExpertsForm(CLAMPED, *biases),
+        "clipped": ExpertsForm(CLIPPED),
         "llama 4": ExpertsForm(weighs_inputs=True), "all": ExpertsForm(CLAMPED, *biases, weighs_inputs=True),
     }  # fmt: skip
 

@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
-from engine_svc.models.config import KeyValueHeads
+from engine_svc.models.config import LayerHeads
 from engine_svc.models.registry import config_for
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
@@ -57,7 +57,7 @@ def test_keys_and_values_of_layers_that_borrow_them_are_not_read(model_folder: M
 def test_layers_of_a_kind_have_the_same_heads(model_folder: ModelFolder) -> None:
     config = json.loads((model_folder("gemma4") / "config.json").read_text())
     found = config_for(config)
-    assert (found.num_kv_heads, found.head_dim, found.local_heads) == (1, 32, KeyValueHeads(4, 16))
+    assert (found.num_kv_heads, found.head_dim, found.local_heads) == (1, 32, LayerHeads(4, 16))
     with pytest.raises(StartupError, match="per_layer_config differs"):
         config_for(config | {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}})
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
-from engine_svc.models.config import KeyValueHeads
+from engine_svc.models.config import LayerHeads
 from engine_svc.models.registry import config_for
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
@@ -53,7 +53,7 @@ def test_what_a_configuration_leaves_out(model_folder: ModelFolder) -> None:
     assert [index for index, window in enumerate(found.sliding_windows) if window is None] == [0, 5, 11]
     assert [index for index, moe in enumerate(found.moe) if moe is None] == [0]
     assert (found.head_dim, found.value_dim, found.rotary_dim, found.num_kv_heads) == (192, 128, 64, 4)
-    assert (found.local_heads, found.sliding_windows[1]) == (KeyValueHeads(8, 192), 129)
+    assert (found.local_heads, found.sliding_windows[1]) == (LayerHeads(8, 192), 129)
 
 
 @pytest.mark.parametrize(

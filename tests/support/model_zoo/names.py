@@ -149,6 +149,7 @@ NAMES: dict[str, str] = {
     "SolarOpenForCausalLM": "Solar Open",
     "StableLmForCausalLM": "StableLM, Stable Code",
     "Starcoder2ForCausalLM": "StarCoder 2",
+    "Step3p5ForCausalLM": "Step 3.5 Flash",
     "VaultGemmaForCausalLM": "VaultGemma",
     "VideoLlama3ForConditionalGeneration": "VideoLLaMA 3",
     "VipLlavaForConditionalGeneration": "ViP-LLaVA",
