@@ -1,4 +1,4 @@
-"""Attention of models whose layers with a sliding window have other heads than the rest (Gemma 4, MiMo V2).
+"""Attention of models whose layers with a sliding window have other heads than the rest (Gemma 4, MiMo V2, Step 3.5).
 
 Each kind of layer has a backend of its own. Both carve their layers' caches out of the same memory, whose rows are a
 common multiple of theirs: where one kind's heads take half the room, two of its layers share the memory of one of the

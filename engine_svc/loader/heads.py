@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.model import BuiltModel, division_told, place_layers
 from engine_svc.loader.source import TensorSource
 from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
+from engine_svc.models import step3
 from engine_svc.models.config import ModelConfig, without_indexer
 from engine_svc.models.draft import Draft
 from engine_svc.models.heads import (
@@ -37,10 +38,6 @@ _LLAMA_HEADS = {
     "eagle": ("LlamaForCausalLM", "EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "EagleModel"),
     "eagle3": ("LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator"),
 }
-# Families whose checkpoints have num_nextn_predict_layers more layers, for multi-token prediction, after their own.
-_MULTI_TOKEN = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM", "GlmMoeDsaForCausalLM")
-# Families whose checkpoints have such layers apart from their own, as mtp.layers: the architectures of text models.
-_MULTI_TOKEN_APART = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 
 MakeHead = Callable[..., FeatureHead]
@@ -131,36 +128,66 @@ def load_multi_token(
         StartupError: there is no such layer.
     """
     raw, config = text_part(raw), target.model.config
-    is_apart = config.architecture in _MULTI_TOKEN_APART
-    if not is_apart and config.architecture not in _MULTI_TOKEN:
+    family = _MULTI_TOKEN.get(config.architecture)
+    if family is None:
         raise StartupError(
-            f"Multi-token prediction is not supported for {config.architecture}, only for "
-            f"{', '.join((*_MULTI_TOKEN, *_MULTI_TOKEN_APART))}. Use draft_model, eagle3, ngram or suffix."
+            f"Multi-token prediction is not supported for {config.architecture}, only for {', '.join(_MULTI_TOKEN)}. "
+            "Use draft_model, eagle3, ngram or suffix."
         )
-    field = "mtp_num_hidden_layers" if is_apart else "num_nextn_predict_layers"
-    count = raw.get(field, 1 if is_apart else None)
+    count = raw.get(family.field, family.default_count)
     if not isinstance(count, int) or count < 1:
         raise StartupError(
-            f"{folder}: {field} in config.json is {count!r}; expected 1 or more: the checkpoint has no layers for "
-            "multi-token prediction. Use draft_model, eagle3, ngram or suffix."
+            f"{folder}: {family.field} in config.json is {count!r}; expected 1 or more: the checkpoint has no layers "
+            "for multi-token prediction. Use draft_model, eagle3, ngram or suffix."
         )
-    if is_apart:
-        make: MakeHead = QwenMultiTokenHead
-        form, layer = HeadForm(attending_layer(config)), "mtp."
-        left_out = tuple(f"layers.{index}." for index in range(1, count))
-    else:
-        # It attends to all tokens, also where the model chooses some: what it guesses is verified.
-        make, form = MultiTokenHead, HeadForm(one_layer_more(without_indexer(config)))
-        layer, left_out = f"layers.{config.num_layers}.", ("shared_head.head.", "embed_tokens.")
     source: TensorSource | LoadFormat = create_format(folder, options.load)
     if isinstance(source, CheckpointFormat):
-        source = _Part(source, layer, without=left_out)
+        layer = family.prefix.format(config.num_layers)
+        source = _Part(source, layer, without=(*family.without, *(f"layers.{index}." for index in range(1, count))))
         if not source.names():
             raise StartupError(
                 f"{folder}: the checkpoint has no tensor {layer}*, a layer for multi-token prediction; it may have "
                 "been lost when the checkpoint was converted. Use the original."
             )
-    return _build(make, form, raw, source, options, target, groups, device)
+    if family.reads_sums:
+        target.model.tap([config.num_layers])
+    return _build(family.make, family.form(config, raw), raw, source, options, target, groups, device)
+
+
+@dataclass(frozen=True)
+class _MultiToken:
+    """How a family's checkpoints have layers for multi-token prediction, of which the first is used.
+
+    Attributes:
+        form: the head's form, from the target's configuration and its config.json.
+        prefix: of the names of the layer's tensors, with the number of the target's layers in place of {}.
+        without: tensors of it that are not loaded, by what their names begin with after the prefix.
+        field: the number of such layers in config.json, and `default_count`, if it is left out.
+        reads_sums: the layer reads what the target's last norm reads, not what it returns.
+    """
+
+    make: MakeHead
+    form: Callable[[ModelConfig, Mapping[str, Any]], HeadForm]
+    prefix: str = "layers.{}."
+    without: tuple[str, ...] = ("shared_head.head.", "embed_tokens.")
+    field: str = "num_nextn_predict_layers"
+    default_count: int | None = None
+    reads_sums: bool = False
+
+
+# It attends to all tokens, also where the model chooses some: what it guesses is verified.
+_BEHIND = _MultiToken(MultiTokenHead, lambda config, _: HeadForm(one_layer_more(without_indexer(config))))
+_APART = _MultiToken(
+    QwenMultiTokenHead, lambda config, _: HeadForm(attending_layer(config)), "mtp.", (), "mtp_num_hidden_layers", 1
+)
+_OF_STEP = _MultiToken(
+    MultiTokenHead, lambda _, raw: HeadForm(step3.multi_token_config(raw), own_output=True), reads_sums=True
+)
+_MULTI_TOKEN = {
+    "DeepseekV3ForCausalLM": _BEHIND, "DeepseekV32ForCausalLM": _BEHIND, "Glm4MoeForCausalLM": _BEHIND,
+    "GlmMoeDsaForCausalLM": _BEHIND, "Qwen3NextForCausalLM": _APART, "Qwen3_5ForCausalLM": _APART,
+    "Qwen3_5MoeForCausalLM": _APART, "Step3p5ForCausalLM": _OF_STEP,
+}  # fmt: skip
 
 
 class _Part(TensorSource):

@@ -116,7 +116,11 @@ class Decoder(torch.nn.Module):
         return module in _OF_A_STAGE and not hasattr(self, module)
 
     def tap(self, layers: Collection[int]) -> None:
-        """From now on, `forward` appends each token's residual sums before these layers to its hidden state."""
+        """From now on, `forward` appends each token's residual sums before these layers to its hidden state.
+
+        Args:
+            layers: the number of layers stands for what the norm after the last one reads.
+        """
         self._taps = frozenset(layers)
 
     def state_shapes(self) -> dict[int, StateShape]:
@@ -173,18 +177,23 @@ class Decoder(torch.nn.Module):
             if images is not None and images.deep is not None:
                 hidden = self._with_features(hidden, index, images.deep_rows, images.deep)
             if index in self._taps:
-                tapped.append(self._ops.add(self._ops.add(self._ops.zeros_like(hidden), residual), hidden))
+                tapped.append(self._sum(hidden, residual))
             if index == self._first_borrowing and output_rows is not None:
                 hidden, residual, step = self._outputs_of(hidden, residual, step, output_rows)
             elif index == self.config.num_layers - 1 and self._first_borrowing is None:
                 step = replace(step, output_rows=output_rows)
             hidden, residual = layer(hidden, residual, cache, step)
+        if self.stage.is_last and self.config.num_layers in self._taps:
+            tapped.append(self._sum(hidden, residual))
         hidden = self.norm(hidden, residual) if self.stage.is_last else self._ops.add(residual, hidden)
         if text is not None:
             hidden = hidden.new_zeros(len(token_ids), hidden.shape[1]).index_copy_(0, text, hidden)
         if not (tapped and self.stage.is_last):
             return hidden
         return self._ops.join([each[:, None] for each in (hidden, *tapped)])
+
+    def _sum(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self._ops.add(self._ops.add(self._ops.zeros_like(hidden), residual), hidden)
 
     def _with_features(
         self, hidden: torch.Tensor, index: int, rows: torch.Tensor, features: torch.Tensor

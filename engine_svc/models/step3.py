@@ -4,6 +4,7 @@ output has a gate, and mixtures of experts are chosen as in DeepSeek V3; the las
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine_svc.models.config import LayerHeads, ModelConfig, MoeConfig, base_config, rope_parameters
@@ -13,9 +14,12 @@ from quire.errors import StartupError
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Checkpoints name the router and what belongs to the experts after the mixture, and the shared expert beside it.
 _RENAMES = (
-    (r"\.moe\.gate\.", ".mlp.gate."), (r"\.moe\.router_bias$", ".mlp.gate.e_score_correction_bias"),
-    (r"\.moe\.(gate_proj|up_proj|down_proj)\.", r".mlp.experts.\1."), (r"\.share_expert\.", ".mlp.shared_expert."),
-)  # fmt: skip
+    (r"\.moe\.(?:experts\.)?(\d+)\.", r".mlp.experts.\1."),
+    (r"\.moe\.gate\.", ".mlp.gate."),
+    (r"\.moe\.router_bias$", ".mlp.gate.e_score_correction_bias"),
+    (r"\.moe\.(gate_proj|up_proj|down_proj)\.", r".mlp.experts.\1."),
+    (r"\.share_expert\.", ".mlp.shared_expert."),
+)
 # What Transformers calls some fields.
 _NAMES = {
     "num_attention_groups": "num_key_value_heads", "moe_num_experts": "n_routed_experts",
@@ -32,11 +36,14 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """Published configurations have lists by layer, which go on with the layers for multi-token prediction.
 
     Raises:
-        StartupError: layers of one kind differ, or attention has another kind of gate.
+        StartupError: layers of one kind differ, or attention or the choice of experts is of another kind.
     """
     given = _DEFAULTS | {_NAMES.get(name, name): value for name, value in config.items() if value is not None}
     count, head_dim = given["num_hidden_layers"], given["head_dim"]
-    types = (given.get("layer_types") or [_FULL] * count)[:count]
+    types = [*(given.get("layer_types") or [_FULL] * count), *(given.get("mtp_layer_types") or ())][:count]
+    rotating = given.get("use_rope_layers") or [True] * count
+    if (scoring := given.get("moe_router_activation", "sigmoid")) != "sigmoid":
+        raise StartupError(f"config.json: moe_router_activation is {scoring!r}; expected sigmoid.")
     if not given.get("use_head_wise_attn_gate", given.get("gating", True) in (True, "per-head")):
         raise StartupError("config.json: attention without a gate for each head is not supported.")
     rotations = {kind: _rotation(given, types, kind) for kind in (_FULL, _SLIDING)}
@@ -45,8 +52,28 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         sliding_windows=tuple(given["sliding_window"] if kind == _SLIDING else None for kind in types),
         local_heads=_local_heads(given), local_rope_parameters=rotations[_SLIDING],
         attention_gates="heads", qk_norm="head", norm_offset=1.0, moe=_mixtures(given, count),
+        no_rope_layers=frozenset(index for index, rotates in enumerate(rotating) if not rotates),
         attention_scale=(given.get("query_pre_attn_scalar") or head_dim) ** -0.5, renames=_RENAMES,
     )  # fmt: skip
+
+
+def multi_token_config(config: Mapping[str, Any]) -> ModelConfig:
+    """The model with its first layer for multi-token prediction behind the others, whose heads are those of that one.
+
+    Raises:
+        StartupError: the configuration does not tell what kind of layer it is.
+    """
+    index = config["num_hidden_layers"]
+    whole = config_of({**config, "num_hidden_layers": index + 1})
+    if len(whole.sliding_windows) <= index:
+        raise StartupError(f"config.json: layer_types has no entry for layer {index}, of multi-token prediction.")
+    renames = (*whole.renames, (r"\.transformer\.", "."), (r"^.*\.shared_head\.output\.", "lm_head."))
+    heads, rotation = whole.local_heads, whole.local_rope_parameters
+    found = replace(whole, local_heads=None, local_rope_parameters=None, renames=renames)
+    if whole.sliding_windows[index] is None or heads is None or rotation is None:
+        return found
+    rotated = int(heads.size * (rotation.get("partial_rotary_factor") or 1.0))
+    return replace(found, num_heads=heads.queries, rope_parameters=rotation, rotary_dim=rotated)
 
 
 def _local_heads(given: Mapping[str, Any]) -> LayerHeads:
@@ -103,8 +130,9 @@ def _mixtures(given: Mapping[str, Any], count: int) -> tuple[MoeConfig | None, .
                                "dense; that is not supported.")  # fmt: skip
         moe = MoeConfig(
             num_experts=given["n_routed_experts"], experts_per_token=given["num_experts_per_tok"],
-            expert_size=given["moe_intermediate_size"], renormalize=True, shared_size=given["share_expert_dim"],
-            scoring="sigmoid", choice_bias=True, scale=given["moe_router_scaling_factor"],
+            expert_size=given["moe_intermediate_size"], renormalize=bool(given.get("norm_expert_weight", True)),
+            shared_size=given["share_expert_dim"], scoring="sigmoid",
+            choice_bias=bool(given.get("use_moe_router_bias", True)), scale=given["moe_router_scaling_factor"],
             activation=ClippedSilu(limit) if limit else None,
             shared_activation=ClippedSilu(shared_limit) if shared_limit else None,
         )  # fmt: skip

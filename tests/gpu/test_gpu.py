@@ -42,13 +42,14 @@ from tests.engine_svc.models.test_batch_invariance import TYPES
 from tests.engine_svc.models.test_batch_invariance import check as check_requests
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
-from tests.support.exact_answers import check_answers
+from tests.support.exact_answers import check_answers, check_answers_of
 from tests.support.heads import add_qwen_multi_token_layer
 from tests.support.rank_drafter import RankDrafter
 from tests.support.recurrence import Operation, convolution, delta_rule, heads_scan
 from tests.support.replaying_drafter import ReplayingDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.shared_folder import sharing_engine
+from tests.support.step3 import add_step3_multi_token_layer, make_step3
 from tests.support.tiny_models import VOCAB_SIZE, check_greedy, make_model
 from tests.support.vision_models import make_vision_model, random_frames, random_image, reference_generate
 from tests.support.vision_models.prompts import request_of
@@ -271,6 +272,17 @@ def test_multi_token_prediction_beside_states(tmp_path: Path, eager: bool) -> No
         found = tokens(run(engine, prompts, SAMPLING))
     check_greedy(folder, prompts, found, NUM_TOKENS)
     assert drafter.drafts["all"] > 0
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_more_query_heads_in_layers_with_a_window(tmp_path: Path, eager: bool) -> None:
+    """Step 3.5, with its layer for multi-token prediction; experts are clipped."""
+    model, prompts = make_step3(tmp_path), random_prompts(9, 60)
+    add_step3_multi_token_layer(tmp_path, model)
+    options = LIMITS | {"enforce_eager": eager, "speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
+    with running_engine(tmp_path, drafter=RankDrafter(2), **options) as engine:
+        found = run(engine, prompts, replace(SAMPLING, logprobs=4))
+    check_answers_of(model, prompts, found, NUM_TOKENS)
 
 
 def test_blocks_in_a_shared_folder(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from tests.support.native import needs_native
 from tests.support.rank_drafter import RankDrafter
 from tests.support.recorder import Recorder, record_prompts
 from tests.support.run_engine import random_prompts, run, run_requests, running_engine, tokens
+from tests.support.step3 import add_step3_multi_token_layer, make_step3
 from tests.support.tiny_models import make_model
 
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -68,12 +69,18 @@ def multi_token(family: str, add: Callable[[Path], Reference] = add_multi_token_
     return make
 
 
+def step3(folder: Path, _target: Path) -> Made:
+    return Made(
+        folder, add_step3_multi_token_layer(folder, make_step3(folder)), method="step3p5_mtp", num_speculative_tokens=5
+    )
+
+
 HEADS = {
     "eagle": eagle, "eagle3": eagle3, "eagle3-other-layers": eagle3_of_other_layers,
     "deepseek-v3": multi_token("deepseek-v3"), "glm4-moe": multi_token("glm-moe"),
     "qwen3-next": multi_token("qwen3-next", add_qwen_multi_token_layer),
     "qwen3.5": multi_token("qwen3.5", add_qwen_multi_token_layer),
-    "qwen3.5-moe": multi_token("qwen3.5-moe", add_qwen_multi_token_layer),
+    "qwen3.5-moe": multi_token("qwen3.5-moe", add_qwen_multi_token_layer), "step3.5": step3,
 }  # fmt: skip
 
 
@@ -132,7 +139,7 @@ def check_guesses(made: Made, runner: Runner) -> None:
 
 def test_tokens_are_those_without(made: Made) -> None:
     """Holds also for prefix cache hits after a pause in which the head did not run."""
-    prompts = PROMPTS[: 2 if made.config["method"] == "mtp" else 4]  # mixtures are slow
+    prompts = PROMPTS[: 2 if "mtp" in made.config["method"] else 4]  # mixtures are slow
     requests = [GenerationRequest("r", prompt, (SEEDED, GREEDY)[index % 2]) for index, prompt in enumerate(prompts)]
     with running_engine(made.target, max_num_batched_tokens=24) as engine:
         expected = tokens(run_requests(engine, requests))

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
+from safetensors.torch import save_file
 
 from engine_svc.models.registry import config_for
 from quire.errors import StartupError
 from tests.support.exact_answers import check_answers_of
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine
 from tests.support.staged_executor import StagedExecutor
-from tests.support.step3 import TEXT, make_step3
+from tests.support.step3 import TEXT, make_step3, published
 from tests.support.tensor_executor import TensorExecutor
 
 # Within a window, longer than one, and several chunks.
@@ -43,6 +45,30 @@ def test_log_probabilities(made: tuple[Path, Any], options: dict[str, Any]) -> N
         assert engine.load().counters.prefix_cache_hits > 0
     for each in found:
         check_answers_of(model, PROMPTS, each, 16)
+
+
+def test_eight_bits_as_published(tmp_path: Path) -> None:
+    """Matrices with a scale for each 128 by 128 values; those of all gates, ups or downs of a layer in one tensor."""
+    model = make_step3(tmp_path)
+    saved, others = {}, []
+    for name, tensor in published(model).items():
+        saved[name] = tensor
+        if "_proj.weight" not in name or ".g_proj." in name:
+            others.append(name.removesuffix(".weight"))
+            continue
+        scale = tensor.abs().amax((-2, -1), keepdim=True) / 448
+        saved[name] = (tensor / scale).to(torch.float8_e4m3fn).contiguous()
+        saved[name.replace(".weight", ".weight_scale_inv")] = scale
+        tensor.copy_(saved[name].float() * scale)
+    save_file({name: tensor.contiguous() for name, tensor in saved.items()}, tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["quantization_config"] = {
+        "quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic",
+        "modules_to_not_convert": others,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with running_engine(tmp_path, quantization="fp8") as engine:
+        check_answers_of(model, PROMPTS, run(engine, PROMPTS, SAMPLING), 16)
 
 
 def test_limits_change_something(made: tuple[Path, Any], tmp_path: Path) -> None:

@@ -57,8 +57,10 @@ class Driver:
         self, blocks: list[int], found: int = 0, wanted: int = 0, transfers: Transfers | None = None
     ) -> dict[int, list[int]]:
         """Computes the tokens that are not found in the cache; returns the guesses."""
+        groups = range(len(self.runner.spec().windows))  # of layers, each of which has its own blocks
+        of_groups = [[block + 10 * group for block in blocks] for group in groups]
         new = NewSequence(
-            self.slot, self.token_ids, self.num_prompt_tokens, found, [blocks], self.sampling,
+            self.slot, self.token_ids, self.num_prompt_tokens, found, of_groups, self.sampling,
             snapshot=0 if found and found == self.saves else -1,
         )  # fmt: skip
         return self._step(found, len(self.token_ids) - found, wanted, [new], transfers)
