@@ -11,11 +11,9 @@ import triton.language as tl
 
 from engine_svc.kernels.overlap import await_inputs
 from engine_svc.kernels.recurrence import as_stored, sequence_of
-from engine_svc.recurrence.base import MOST_TARGETS
 
 TILE_TOKENS = 16
 TILE_CHANNELS = 64
-_MOST_TARGETS = tl.constexpr(MOST_TARGETS)
 
 
 @triton.jit
@@ -70,7 +68,7 @@ def convolve_kernel(
     stride,
     channels,
     TAPS: tl.constexpr,
-    HAS_TARGETS: tl.constexpr,
+    TARGETS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATES: tl.constexpr,
     GATED: tl.constexpr,
@@ -79,7 +77,8 @@ def convolve_kernel(
 ):
     """One program per sequence, tile of channels, and share of the sequence's tiles of tokens.
 
-    Only the first tile of tokens reads the old state, so its program can store the new one.
+    TARGETS is 0, or how many of a sequence's last tokens may have a target for the state after them. Only the first
+    tile of tokens reads the old state, so its program can store the new one.
     """
     await_inputs()
     first, length, slot, is_known = sequence_of(start_ptr, slot_ptr, fresh_ptr)
@@ -118,9 +117,9 @@ def convolve_kernel(
         return
     tl.debug_barrier()  # all reads of the old state are done
     end = length
-    if HAS_TARGETS:
+    if TARGETS:
         end = 0  # the tokens after which the old state is overwritten, when those after others have been stored
-        for time in range(tl.maximum(length - _MOST_TARGETS, 0), length):
+        for time in range(tl.maximum(length - TARGETS, 0), length):
             target = tl.load(target_ptr + first + time)
             end = tl.where(target == slot, time + 1, end)
             _keep_inputs(

@@ -14,6 +14,7 @@ from engine_svc.models.config import (
     MoeConfig,
     RecurrentConfig,
     activation,
+    layer_heads,
 )
 from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 from quire.errors import StartupError
@@ -46,10 +47,11 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
     for part in parts:
         if part is not None:
             _check_numbers(part, least=1)
-    if config.attention_windows and not config.latent and config.num_heads % config.num_kv_heads:
-        raise StartupError(
-            f"config.json: num_kv_heads is {config.num_kv_heads}; expected a divisor of num_heads, {config.num_heads}."
-        )
+    for heads in {layer_heads(config, window) for window in config.attention_windows.values()}:
+        if not config.latent and (heads.number < 1 or heads.queries % heads.number):
+            raise StartupError(
+                f"config.json: num_kv_heads is {heads.number}; expected a divisor of num_heads, {heads.queries}."
+            )
     if len(config.sliding_windows) < config.num_layers or len(config.moe) < config.num_layers:
         raise StartupError(
             f"config.json: a list of layers has fewer entries than num_hidden_layers, {config.num_layers}."

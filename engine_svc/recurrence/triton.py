@@ -185,8 +185,8 @@ def _convolved(inputs: torch.Tensor, convolution: Convolution, state: LayerState
     count = shares(state.sequences.query_lens_host, TILE_TOKENS, tiles)
     convolve_kernel[len(state.sequences.slots), tiles, count](
         inputs, output, state.convolution, convolution.weight, convolution.bias, *_whose(state.sequences),
-        state.sequences.targets, inputs.stride(0), channels, TAPS=taps, HAS_TARGETS=_has_targets(state),
-        HAS_BIAS=convolution.bias is not None,
+        state.sequences.targets, inputs.stride(0), channels, TAPS=taps,
+        TARGETS=MOST_TARGETS if _has_targets(state) else 0, HAS_BIAS=convolution.bias is not None,
         ACTIVATES=convolution.activates and not is_gated, GATED=is_gated, TILE_T=TILE_TOKENS, TILE_C=TILE_CHANNELS,
         launch_pdl=begins_early(),
     )  # fmt: skip

@@ -329,7 +329,7 @@ for scoring, count, groups in ((0, 128, 1), (1, 256, 8), (2, 16, 1), (0, 160, 8)
 
 recurrent = [
     (convolution.convolve_kernel,
-     {"TAPS": 4, "HAS_TARGETS": not gated, "HAS_BIAS": True, "ACTIVATES": not gated, "GATED": gated,
+     {"TAPS": 4, "TARGETS": 0 if gated else 65, "HAS_BIAS": True, "ACTIVATES": not gated, "GATED": gated,
       "TILE_T": convolution.TILE_TOKENS, "TILE_C": convolution.TILE_CHANNELS}) for gated in (False, True)
 ] + [
     (recurrence.scan_channels_kernel, {"HAS_TARGETS": True, "SIZE": 16, "TILE_C": recurrence.columns(16, 8192)}),

@@ -57,7 +57,7 @@ def test_keys_and_values_of_layers_that_borrow_them_are_not_read(model_folder: M
 def test_layers_of_a_kind_have_the_same_heads(model_folder: ModelFolder) -> None:
     config = json.loads((model_folder("gemma4") / "config.json").read_text())
     found = config_for(config)
-    assert (found.num_kv_heads, found.head_dim, found.local_heads) == (1, 32, LayerHeads(4, 16))
+    assert (found.num_kv_heads, found.head_dim, found.local_heads) == (1, 32, LayerHeads(4, 16, found.num_heads))
     with pytest.raises(StartupError, match="per_layer_config differs"):
         config_for(config | {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}})
 

@@ -53,7 +53,7 @@ def test_what_a_configuration_leaves_out(model_folder: ModelFolder) -> None:
     assert [index for index, window in enumerate(found.sliding_windows) if window is None] == [0, 5, 11]
     assert [index for index, moe in enumerate(found.moe) if moe is None] == [0]
     assert (found.head_dim, found.value_dim, found.rotary_dim, found.num_kv_heads) == (192, 128, 64, 4)
-    assert (found.local_heads, found.sliding_windows[1]) == (LayerHeads(8, 192), 129)
+    assert (found.local_heads, found.sliding_windows[1]) == (LayerHeads(8, 192, 8), 129)
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,14 @@ def test_limits_change_something(made: tuple[Path, Any], tmp_path: Path) -> None
     [
         ({"use_head_wise_attn_gate": False}, "without a gate for each head"),
         ({"attention_other_setting": {"num_attention_groups": 1}}, "attention_other_setting has other numbers"),
+        (
+            {"attention_other_setting": {"num_attention_heads": 7}},
+            "expected a divisor of num_heads, 7",
+        ),
         ({"swiglu_limits_shared": [7]}, "swiglu_limits_shared has 7.0 for layer 0, which is dense"),
         ({"rope_theta": [5e6, 1e4, 2e4, 1e4, 5e6]}, "rope_theta differs between layers with sliding_attention"),
     ],
-    ids=["gate", "heads", "limits", "rotation"],
+    ids=["gate", "heads", "query heads", "limits", "rotation"],
 )
 def test_what_is_not_supported(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(StartupError, match=message):
