@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_svc.native.build import build
 from engine_svc.native.levels import levels_of
 from tests.support.native import AVAILABLE
 
@@ -51,6 +52,13 @@ pytestmark = [
     pytest.mark.slow, pytest.mark.timeout(1500),
     pytest.mark.skipif(not AVAILABLE, reason="native kernels: no level of instructions, or no compiler"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("level", levels_of(platform.machine()))
+def test_each_level_is_compiled(level: str, tmp_path: Path) -> None:
+    """Comes first and fills the cache: a slow machine takes minutes for each, and no test may take all of them."""
+    build((level,), tmp_path)
+    assert [path.name.rsplit("-", 1)[0] for path in tmp_path.iterdir()] == [f"quire-{level}"]
 
 
 def test_it_is_of_one_platform_and_holds_every_level(wheel: Path) -> None:
