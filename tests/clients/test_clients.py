@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parent
 ENVIRONMENT = ROOT / ".venv-clients"
-SECONDS = 240
+SECONDS = 280
 SCRIPTS = (
     "openai_sync.py", "openai_async.py", "openai_node.cjs", "anthropic_agent.py", "anthropic_node.cjs",
     "cohere_vectors.py", "langchain_chat.py", "instructor_models.py", "litellm_calls.py", "pydantic_ai_agent.py",
