@@ -67,6 +67,14 @@ def hold_tile(held_ptr, values, row, column, rows, columns):
 
 
 @triton.jit
+def _hold_at_target(state_ptr, target_ptr, token, values, row, column, rows, columns, head, heads):
+    """Stores a tile of a head's state after a token in the slot that is the token's target, if it has one."""
+    target = tl.load(target_ptr + token)
+    held_ptr = state_ptr + (tl.maximum(target, 0) * heads + head) * rows * columns
+    hold_tile(held_ptr, values, row, column, rows * (target >= 0).to(tl.int32), columns)
+
+
+@triton.jit
 def _of_token(pointer, token, stride, column, wanted):
     """Loads columns of a token's row in their own type; 0 where not wanted."""
     return tl.load(pointer + token * stride + column, mask=wanted, other=0.0)
@@ -140,9 +148,7 @@ def scan_channels_kernel(
         tl.store(output_ptr + (first + time) * channels + channel, output * gate * tl.sigmoid(gate), mask=own)
         state = as_stored(state, state_ptr)
         if HAS_TARGETS:
-            target = tl.load(target_ptr + first + time)
-            kept_ptr = state_ptr + tl.maximum(target, 0) * size * channels
-            hold_tile(kept_ptr, state, entry, channel, size * (target >= 0).to(tl.int32), channels)
+            _hold_at_target(state_ptr, target_ptr, first + time, state, entry, channel, size, channels, 0, 1)
     if not HAS_TARGETS:
         hold_tile(held_ptr, state, entry, channel, size * tl.minimum(length, 1), channels)
 
@@ -216,9 +222,7 @@ def scan_heads_kernel(
         tl.store(output_ptr + (first + time) * heads * dim + numbers, output, mask=own)
         state = as_stored(state, state_ptr)
         if HAS_TARGETS:
-            target = tl.load(target_ptr + first + time)
-            kept_ptr = state_ptr + (tl.maximum(target, 0) * heads + head) * size * dim
-            hold_tile(kept_ptr, state, entry, column, size * (target >= 0).to(tl.int32), dim)
+            _hold_at_target(state_ptr, target_ptr, first + time, state, entry, column, size, dim, head, heads)
     if not HAS_TARGETS:
         hold_tile(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
 
@@ -305,9 +309,7 @@ def delta_kernel(
         tl.store(output_ptr + (first + time) * heads * dim + numbers, output, mask=own)
         state = as_stored(state, state_ptr)
         if HAS_TARGETS:
-            target = tl.load(target_ptr + first + time)
-            kept_ptr = state_ptr + (tl.maximum(target, 0) * heads + head) * size * dim
-            hold_tile(kept_ptr, state, entry, column, size * (target >= 0).to(tl.int32), dim)
+            _hold_at_target(state_ptr, target_ptr, first + time, state, entry, column, size, dim, head, heads)
     if not HAS_TARGETS:
         hold_tile(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
 

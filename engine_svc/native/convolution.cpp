@@ -11,7 +11,7 @@ using namespace quire;
 
 namespace {
 
-constexpr int MOST_TAPS = 16;
+constexpr int MOST_TAPS = 16;  // as in recurrence/base.py
 
 // Convolves LANES channels of one sequence, of which `count` are wanted. `read(token)` returns inputs, and `put(token, sums)`
 // takes results. `seen(token)` are inputs before the first one, too, as the filter sees them: in the state's precision.

@@ -133,8 +133,8 @@ void quire_scan_heads(int type, int stored, const Rows* hidden, const Rows* time
         widen(reads->row<Value>(t) + group * size, read.of(place), size);
       };
       for_tiles(States<Stored>(*sequences, index, states, heads * size * dim, head * size * dim),
-                  sequences->starts[index + 1] - start, size, dim, prepare,
-                  [&](const auto& tile, int64_t first, int64_t token, int64_t place, int64_t) {
+                sequences->starts[index + 1] - start, size, dim, prepare,
+                [&](const auto& tile, int64_t first, int64_t token, int64_t place, int64_t) {
         int64_t at = head * dim + first, left = std::min(COLUMNS, dim - first);
         const Value* own = hidden->row<Value>(start + token) + at;
         Value* to = (Value*)output + (start + token) * heads * dim + at;
@@ -179,8 +179,8 @@ void quire_delta_rule(int type, int stored, const Rows* query, const Rows* key, 
         strength[place] = strongest * of_one(sigmoid, widen(strengths->row<Value>(t) + head));
       };
       for_tiles(States<Stored>(*sequences, index, states, heads * size * dim, head * size * dim),
-                  sequences->starts[index + 1] - start, size, dim, prepare,
-                  [&](const auto& tile, int64_t first, int64_t token, int64_t place, int64_t places) {
+                sequences->starts[index + 1] - start, size, dim, prepare,
+                [&](const auto& tile, int64_t first, int64_t token, int64_t place, int64_t places) {
         int64_t at = head * dim + first, left = std::min(COLUMNS, dim - first);
         const Value* own = value->row<Value>(start + token) + at;
         Value* to = (Value*)output + (start + token) * heads * dim + at;

@@ -57,7 +57,7 @@ void with_types(int type, int stored, const Call& call) {
   with_type(type, [&](auto value) { with_type(stored, [&](auto state) { call(value, state); }); });
 }
 
-// Where a sequence's states are: at `own` before its first token. `size` values of each slot, from the same place on.
+// Where the states of a sequence's head, or of some of its channels, are: at `own` before its first token.
 template <class Stored>
 struct States {
   Stored* own;

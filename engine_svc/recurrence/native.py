@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from engine_svc.native.library import TYPES, Kernels
+from engine_svc.ops.packing import pointer
 from engine_svc.recurrence.base import (
     Convolution,
     DeltaInputs,
@@ -46,13 +47,7 @@ def _rows(tensor: torch.Tensor) -> Any:
 def _sequences(state: LayerState) -> Any:
     of = state.sequences
     return ctypes.byref(
-        _Sequences(
-            of.query_start_loc.data_ptr(),
-            of.slots.data_ptr(),
-            of.is_fresh.data_ptr(),
-            None if of.targets is None else of.targets.data_ptr(),
-            len(of.slots),
-        )
+        _Sequences(*map(pointer, (of.query_start_loc, of.slots, of.is_fresh, of.targets)), len(of.slots))
     )
 
 
@@ -80,7 +75,7 @@ class NativeRecurrence(Recurrence):
         output = inputs.new_empty((len(inputs), channels))
         kernel(
             TYPES[inputs.dtype], TYPES[held.dtype], _rows(inputs), convolution.weight.data_ptr(),
-            None if bias is None else bias.data_ptr(), held.data_ptr(), _sequences(state), channels, taps,
+            pointer(bias), held.data_ptr(), _sequences(state), channels, taps,
             output.data_ptr(), *more,
         )  # fmt: skip
         return output
@@ -115,7 +110,7 @@ class NativeRecurrence(Recurrence):
         output = inputs.hidden.new_empty(inputs.hidden.shape)
         self._kernels.scan_heads(
             *self._types(output, state), *map(_rows, inputs), parameters.rates.data_ptr(), parameters.skip.data_ptr(),
-            None if bias is None else bias.data_ptr(), *parameters.time_limits, state.recurrent.data_ptr(),
+            pointer(bias), *parameters.time_limits, state.recurrent.data_ptr(),
             _sequences(state), heads, inputs.writes.shape[1] // size, size, dim, output.data_ptr(),
         )  # fmt: skip
         return output

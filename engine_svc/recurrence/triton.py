@@ -81,23 +81,12 @@ class TritonRecurrence(Recurrence):
         output, whose, count = inputs.hidden.new_empty(inputs.hidden.shape), state.sequences, len(state.sequences.slots)
         tile, has_bias, few = columns(size, dim), parameters.time_bias is not None, self._few(whose)
         arguments = (
-            *inputs,
-            output,
-            state.recurrent,
-            parameters.rates,
-            parameters.skip,
-            parameters.time_bias,
-            *_whose(whose),
-        )
+            *inputs, output, state.recurrent, parameters.rates, parameters.skip, parameters.time_bias, *_whose(whose),
+        )  # fmt: skip
         sizes = (
-            *_strides(inputs),
-            heads,
-            heads // (inputs.writes.shape[1] // size),
-            size,
-            dim,
-            *parameters.time_limits,
+            *_strides(inputs), heads, heads // (inputs.writes.shape[1] // size), size, dim, *parameters.time_limits,
             few,
-        )
+        )  # fmt: skip
         kernels.scan_heads_kernel[count, heads, triton.cdiv(dim, tile)](
             *arguments, whose.targets, *sizes, HAS_TARGETS=_has_targets(state), HAS_BIAS=has_bias,
             SIZE=triton.next_power_of_2(size), TILE_D=tile, num_warps=WARPS, launch_pdl=begins_early(),

@@ -249,11 +249,10 @@ class SlotBuffers:
         slots = np.array([sequence.slot for sequence in plan.scheduled])
         computed = np.array([sequence.num_computed_tokens for sequence in plan.scheduled])
         new = np.array([sequence.num_new_tokens for sequence in plan.scheduled])
-        drafts = np.array([len(sequence.draft_token_ids) for sequence in plan.scheduled])
         return self.rows(
             slots, computed, new,
             put_together([*self._prompt_embeds.rows(plan.scheduled), *self.images.rows(plan.scheduled)], self._device),
-            states=self.state_slots.step(slots, computed, new, drafts),
+            states=self.state_slots.step(slots, computed, new, plan.scheduled),
         )  # fmt: skip
 
     def rows(

@@ -7,7 +7,7 @@ sequences: a sequence of which nothing is computed ignores what its slot holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.memory import zeros_when_touched
+from engine_svc.plan import ScheduledSequence
 from engine_svc.recurrence.base import LayerState, StateForm, StateMetadata
 
 Slots = npt.NDArray[np.int64]
@@ -49,16 +50,17 @@ class SlotsOfSequences:
         """The slot of the state after the last token of a sequence's last step, without drafted ones."""
         return slot * self._each + int(self._place[slot])
 
-    def step(self, slots: Slots, computed: Slots, new: Slots, drafts: Slots) -> StateSlots:
+    def step(self, slots: Slots, computed: Slots, new: Slots, scheduled: Sequence[ScheduledSequence]) -> StateSlots:
         """Assigns slots for a step; called once for each. How many tokens are computed tells which drafts were right.
 
         Args:
             slots: the runner's slots of the step's sequences.
             computed, new: their numbers of computed tokens before the step, and of those it computes.
-            drafts: how many of the latter are drafted.
+            scheduled: the sequences, with the drafted ones of these tokens.
         """
         if self._each == 1:
             return StateSlots(slots, slots[:0])
+        drafts = np.array([len(sequence.draft_token_ids) for sequence in scheduled])
         begins, first = slots * self._each, self._first[slots]
         places = np.where(first >= 0, computed - first, self._place[slots])
         targets, ends = np.full(new.sum(), -1), new.cumsum()
