@@ -1,4 +1,5 @@
-"""The chat template of DeepSeek V3.2, which comes without one: it renders what the published code for prompts does.
+"""The chat templates of DeepSeek's models that come without one. That of V3.2 is here; it renders what the published
+code for prompts does.
 
 Thinking is off unless a request sets `thinking` or `enable_thinking`. A developer's messages are those of the system.
 """
@@ -8,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from quire.tokenizer.modes import DEEPSEEK_V32, model_type
+from quire.tokenizer.modes import DEEPSEEK_V4, DEEPSEEK_V32, model_type
+from tokenizer_svc.deepseek_v4_template import deepseek_v4_template
+from tokenizer_svc.dsml_calls import dsml_calls
 
 _TOOLS = """## Tools
 You have access to a set of tools you can use to answer the user's question.
@@ -64,30 +67,19 @@ _TEMPLATE = (
     "{%- endif -%}"
     "{%- elif message.role == 'assistant' -%}"
     "{%- if thinks and loop.index0 > last.user -%}{{ message.reasoning_content or '' }}</think>{%- endif -%}"
-    "{{ message.content or '' }}"
-    "{%- if message.tool_calls -%}"
-    "{{ '\n\n' }}<｜DSML｜function_calls>{{ '\n' }}"
-    "{%- for call in message.tool_calls -%}"
-    "<｜DSML｜invoke name=\"{{ call.function.name }}\">{{ '\n' }}"
-    "{%- for name, value in call.function.arguments.items() -%}"
-    "{%- if not loop.first -%}{{ '\n' }}{%- endif -%}"
-    "<｜DSML｜parameter name=\"{{ name }}\" string=\"{{ 'true' if value is string else 'false' }}\">"
-    "{{ value if value is string else value | tojson }}</｜DSML｜parameter>"
-    "{%- endfor -%}"
-    "{{ '\n' }}</｜DSML｜invoke>{{ '\n' }}"
-    "{%- endfor -%}"
-    "</｜DSML｜function_calls>"
-    "{%- endif -%}"
-    "<｜end▁of▁sentence｜>"
+    "{{ message.content or '' }}" + dsml_calls("function_calls") + "<｜end▁of▁sentence｜>"
     "{%- endif -%}"
     "{%- endfor -%}"
 )
 
 
 def deepseek_templates(folder: Path | None) -> Mapping[str, str]:
-    """Name → template, for DeepSeek V3.2; empty for any other model.
+    """Name → template, for DeepSeek V3.2 and V4; empty for any other model.
 
     Args:
         folder: with the model's files, if there is one.
     """
-    return {"default": _TEMPLATE} if folder and model_type(folder) == DEEPSEEK_V32 else {}
+    kind = model_type(folder) if folder else ""
+    if folder and kind == DEEPSEEK_V4:
+        return {"default": deepseek_v4_template(folder)}
+    return {"default": _TEMPLATE} if kind == DEEPSEEK_V32 else {}

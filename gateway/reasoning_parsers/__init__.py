@@ -17,6 +17,7 @@ REASONING_PARSERS: Mapping[str, str] = registry(
         "cohere_command3": _TAGS + "CohereTags",
         "deepseek_r1": _TAGS + "AlwaysThinkTags",
         "deepseek_v3": _TAGS + "ThinkTags",
+        "deepseek_v4": _TAGS + "ThinkTagsOrCalls",
         "ernie45": "gateway.reasoning_parsers.answer_tags:ThinkAndResponseTags",
         "gemma4": _TAGS + "GemmaChannel",
         "glm4_moe": _TAGS + "ThinkTags",

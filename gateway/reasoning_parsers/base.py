@@ -67,6 +67,8 @@ class MarkedParser(ReasoningParser):
     # Alternative spellings of the marks.
     other_start_marks: ClassVar[tuple[str, ...]] = ()
     other_end_marks: ClassVar[tuple[str, ...]] = ()
+    # Texts that begin the answer without an end mark, and belong to it.
+    answer_starts: ClassVar[tuple[str, ...]] = ()
     # Characters that may surround marks.
     blanks: ClassVar[str] = "\n"
 
@@ -74,7 +76,7 @@ class MarkedParser(ReasoningParser):
         super().__init__(context)
         self._place = _Place.BEGINNING
         self._starts = (self.start_mark, *self.other_start_marks)
-        self._ends = Markers(self.end_mark, *self.other_end_marks)
+        self._ends = Markers(self.end_mark, *self.other_end_marks, *self.answer_starts)
         self._steps = {
             _Place.BEGINNING: self._begin,
             _Place.OPENED: self._open,
@@ -125,7 +127,8 @@ class MarkedParser(ReasoningParser):
         place, mark = self._ends.find(self.held, 0)
         text = without_blanks(self.held[:place], self.blanks)
         if mark:
-            self._place, self.held = _Place.CLOSED, self.held[place + len(mark) :]
+            self._place = _Place.CLOSED
+            self.held = self.held[place if mark in self.answer_starts else place + len(mark) :]
             return self._thought(text)
         self.held = self.held[len(text) :]
         return self._thought(text) or None

@@ -24,6 +24,12 @@ class AlwaysThinkTags(ThinkTags):
     is_optional = False
 
 
+class ThinkTagsOrCalls(ThinkTags):
+    """The same; tool calls of DeepSeek V4 begin the answer even if the model leaves the end tag out."""
+
+    answer_starts = ("<｜DSML｜tool_calls>",)
+
+
 class BracketTags(MarkedParser):
     """`[THINK]…[/THINK]`, which are control tokens of Mistral's vocabularies."""
 

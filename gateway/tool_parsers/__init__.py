@@ -15,6 +15,7 @@ TOOL_PARSERS: Mapping[str, str] = MappingProxyType(
             "deepseek_v3": "token_blocks:DeepSeekV3",
             "deepseek_v31": "token_blocks:DeepSeekV31",
             "deepseek_v32": "invocations:DeepSeekV32",
+            "deepseek_v4": "invocations:DeepSeekV4",
             "ernie45": "tagged_json:Hermes",
             "functiongemma": "marked_values:FunctionGemma",
             "gemma4": "marked_values:Gemma4",

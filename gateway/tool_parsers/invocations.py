@@ -112,3 +112,10 @@ class DeepSeekV32(InvocationParser):
     def argument_form(cls, tool: Tool) -> Mapping[str, Any]:
         begin, end = f'<{cls.prefix}parameter name="', f"</{cls.prefix}parameter>\n"
         return elements_form(tool, begin, '" string="true">', end, '" string="false">')
+
+
+class DeepSeekV4(DeepSeekV32):
+    """DeepSeek-V4. Only the element around the calls has another name."""
+
+    begins = (f"<{DeepSeekV32.prefix}tool_calls>", DeepSeekV32.begins[1])
+    ends = (f"</{DeepSeekV32.prefix}tool_calls>",)

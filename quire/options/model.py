@@ -8,7 +8,7 @@ from quire.hub import STORED_LOGIN, Hub
 from quire.model_folder import DEMO_MODEL
 from quire.options.base import ANY_WORD, option
 
-TOKENIZER_MODES = ("auto", "hf", "slow", "mistral", "deepseek_v32", "custom")
+TOKENIZER_MODES = ("auto", "hf", "slow", "mistral", "deepseek_v32", "deepseek_v4", "custom")
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class ModelOptions:
     tokenizer_mode: str = option(
         "auto", "How the tokenizer is read: auto (tokenizer.json; like mistral if there is only tekken.json), mistral "
         "(tekken.json; conversations are formatted by the package mistral-common), hf (tokenizer.json), deepseek_v32 "
-        "(the same; conversations are written as DeepSeek V3.2's, as auto does if there is no template) or custom "
-        "(the one that an installed package registers under the name given by --tokenizer). slow is refused: slow "
-        "tokenizers no longer exist.",
+        "or deepseek_v4 (the same; conversations are written as DeepSeek V3.2's or V4's, as auto does if there is no "
+        "template) or custom (the one that an installed package registers under the name given by --tokenizer). slow "
+        "is refused: slow tokenizers no longer exist.",
         choices=TOKENIZER_MODES,
     )  # fmt: skip
     served_model_name: tuple[str, ...] = option(

@@ -21,7 +21,8 @@ from quire.model_folder import model_folder
 from quire.options.model import ModelOptions
 from quire.tokenizer.gguf import build, gguf_tokenizer
 
-PATTERNS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")
+# DeepSeek's code for prompts is never run; it shows which ones the model knows.
+PATTERNS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "encoding/encoding_dsv4.py")
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

@@ -15,7 +15,9 @@ from quire.tokenizer.tekken import FILE as TEKKEN
 from quire.tokenizer.tekken import read_tekken
 
 _PLUGINS = "quire.tokenizers"
-DEEPSEEK_V32 = "deepseek_v32"
+# Each of these modes is named after the model_type that it is for.
+DEEPSEEK_V32, DEEPSEEK_V4 = "deepseek_v32", "deepseek_v4"
+_DEEPSEEK = {DEEPSEEK_V32: "DeepSeek V3.2", DEEPSEEK_V4: "DeepSeek V4"}
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,10 @@ def _own(place: TokenizerPlace) -> TokenizerFiles:
 
 
 def _deepseek(place: TokenizerPlace) -> TokenizerFiles:
-    if model_type(Path(place.folder)) != DEEPSEEK_V32:
+    if model_type(Path(place.folder)) != place.mode:
         raise StartupError(
-            f"--tokenizer-mode deepseek_v32 is for DeepSeek V3.2, whose config.json has the model_type {DEEPSEEK_V32}; "
-            f"that in {place.folder} has another one. Leave the option out."
+            f"--tokenizer-mode {place.mode} is for {_DEEPSEEK[place.mode]}, whose config.json has the model_type "
+            f"{place.mode}; that in {place.folder} has another one. Leave the option out."
         )
     return replace(_own(place), chat_templates={})
 
@@ -93,6 +95,7 @@ def _custom(place: TokenizerPlace) -> TokenizerFiles:
 _READERS: Mapping[str, Callable[[TokenizerPlace], TokenizerFiles]] = registry(
     "--tokenizer-mode", TOKENIZER_MODES,
     {
-        "auto": _own, "hf": _own, "slow": _slow, "mistral": _mistral, "deepseek_v32": _deepseek, "custom": _custom,
+        "auto": _own, "hf": _own, "slow": _slow, "mistral": _mistral, **dict.fromkeys(_DEEPSEEK, _deepseek),
+        "custom": _custom,
     },
 )  # fmt: skip

@@ -43,6 +43,7 @@ WORDS: Mapping[str, Sequence[str]] = {
 REASONING_WORDS: Mapping[str, Sequence[str]] = {
     "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>"),
     "deepseek_r1": ("<think>", "</think>"),
+    "deepseek_v4": ("<think>", "</think>", "<｜DSML｜tool_calls>", "\n" * 9),
     "ernie45": ("<think>", "</think>\n<response>", "\n</response>", "\n" * 9),
     "gemma4": ("<|channel>thought\n", "<channel|>"),
     "granite": ("Here's my thought process:", "Here is my thought process: ", "Here's my response:",

@@ -82,6 +82,13 @@ _GEMMA = (
     "{%- else -%}{{ value | tojson }}{%- endif -%}{%- endmacro -%}"
     "{{ content }}{% for call in calls %}BEGINcall:{{ call.name }}{{ write(call.arguments) }}END{% endfor %}"
 )  # fmt: skip
+_DSML = (
+    "{{ content + '\n\n' if content }}<｜DSML｜function_calls>\n{% for call in calls %}"
+    '<｜DSML｜invoke name="{{ call.name }}">\n{% for key, value in call.arguments.items() %}'
+    '<｜DSML｜parameter name="{{ key }}" string="{{ "true" if value is string else "false" }}">'
+    "{{ value if value is string else value | tojson }}</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>\n"
+    "{% endfor %}</｜DSML｜function_calls>"
+)
 
 FORMS: Mapping[str, Form] = {
     "hermes": Form(_HERMES),
@@ -158,13 +165,8 @@ FORMS: Mapping[str, Form] = {
         "{{ value if value is string else value | tojson }}</parameter>\n{% endfor %}</invoke>\n{% endfor %}"
         "</minimax:tool_call>"
     ),
-    "deepseek_v32": Form(
-        "{{ content + '\n\n' if content }}<｜DSML｜function_calls>\n{% for call in calls %}"
-        '<｜DSML｜invoke name="{{ call.name }}">\n{% for key, value in call.arguments.items() %}'
-        '<｜DSML｜parameter name="{{ key }}" string="{{ "true" if value is string else "false" }}">'
-        "{{ value if value is string else value | tojson }}</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>\n"
-        "{% endfor %}</｜DSML｜function_calls>"
-    ),
+    "deepseek_v32": Form(_DSML),
+    "deepseek_v4": Form(_DSML.replace("function_calls", "tool_calls")),
     "gemma4": Form(_GEMMA.replace("BEGIN", "<|tool_call>").replace("END", "<tool_call|>").replace("QUOTE", '<|"|>')),
     "functiongemma": Form(
         _GEMMA.replace("BEGIN", "<start_function_call>")

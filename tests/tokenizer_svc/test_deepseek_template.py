@@ -85,6 +85,6 @@ def test_tools(folder: Path, before: list[dict[str, Any]]) -> None:
 
 def test_other_models_have_none(tmp_path: Path) -> None:
     assert deepseek_templates(None) == deepseek_templates(tmp_path) == {}
-    for text in ("{", "[]", '{"model_type": "deepseek_v3"}'):
+    for text in ("{", "[]", '{"model_type": "deepseek_v3"}', '{"model_type": "deepseek_v41"}'):
         (tmp_path / "config.json").write_text(text)
         assert deepseek_templates(tmp_path) == {}

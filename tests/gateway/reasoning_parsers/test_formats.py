@@ -24,8 +24,8 @@ def read(name: str, text: str, is_open: bool = False) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "name",
     [
-        "deepseek_r1", "deepseek_v3", "ernie45", "glm4_moe", "glm45", "glm47", "hunyuan_a13b", "kimi_k2", "mimo",
-        "minimax_m2", "nemotron_v3", "olmo3", "qwen3", "step3", "step3p5",
+        "deepseek_r1", "deepseek_v3", "deepseek_v4", "ernie45", "glm4_moe", "glm45", "glm47", "hunyuan_a13b", "kimi_k2",
+        "mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3", "step3", "step3p5",
     ],
 )  # fmt: skip
 def test_tags(name: str) -> None:
@@ -71,6 +71,14 @@ def test_answers_in_tags() -> None:
     )  # fmt: skip
     assert read("hunyuan_a13b", "so</answer>") == ("", "so</answer>")
     assert read("ernie45", "why\n</think>\n\n<response>\nso\n</response>\n", is_open=True) == ("why", "so")
+
+
+def test_calls_end_thinking() -> None:
+    calls = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+    assert read("deepseek_v4", f"why\n\n{calls}", is_open=True) == ("why", calls)
+    assert read("deepseek_v4", f"why</think>\n\n{calls}", is_open=True) == ("why", calls)
+    assert read("deepseek_v4", f"so {calls}") == ("", f"so {calls}")
+    assert read("deepseek_v4", "why <｜DSML｜tool", is_open=True) == ("why <｜DSML｜tool", "")
 
 
 def test_sentences() -> None:

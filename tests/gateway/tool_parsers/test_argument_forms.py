@@ -19,7 +19,8 @@ from tests.support.parser_classes import tool_parser
 from tests.support.tool_formats import Call, Turn, render
 
 PYTHON = ("pythonic", "llama4_pythonic", "olmo3", "lfm2")
-FAMILIES = ("qwen3_coder", "seed_oss", "minimax_m2", "deepseek_v32", "glm45", "glm47", "gemma4", *PYTHON)
+FAMILIES = ("qwen3_coder", "seed_oss", "minimax_m2", "deepseek_v32", "deepseek_v4", "glm45", "glm47", "gemma4",
+            *PYTHON)  # fmt: skip
 TOOL = Tool(
     "f",
     {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -85,23 +86,26 @@ def test_without_mistrals_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read("mistral", str(tmp_path))
 
 
-@pytest.mark.parametrize("mode", ["auto", "hf", "deepseek_v32"])
+@pytest.mark.parametrize("mode", ["auto", "hf", "deepseek_v32", "deepseek_v4"])
 def test_modes_that_read_the_same_file(mode: str, tmp_path: Path) -> None:
     """A template in the folder is of no use with DeepSeek's own way to write conversations."""
     Tokenizer(WordLevel({"a": 0}, "a")).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text("own")
-    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v32"}')
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": mode}))
     files = read(mode, str(tmp_path))
     assert files.tokenizer.get_vocab() == {"a": 0}
-    assert files.chat_templates == ({} if mode == "deepseek_v32" else {"default": "own"})
+    assert files.chat_templates == ({} if mode.startswith("deepseek") else {"default": "own"})
 
 
-def test_deepseeks_mode_is_for_its_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+@pytest.mark.parametrize(
+    ("mode", "model", "other"), [("deepseek_v32", r"V3\.2", "llama"), ("deepseek_v4", "V4", "deepseek_v32")]
+)
+def test_deepseeks_modes_are_for_their_models(mode: str, model: str, other: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": other}))
     with pytest.raises(
-        StartupError, match=r"is for DeepSeek V3\.2, whose config\.json has the model_type deepseek_v32"
+        StartupError, match=rf"is for DeepSeek {model}, whose config\.json has the model_type {mode}; that"
     ):
-        read("deepseek_v32", str(tmp_path))
+        read(mode, str(tmp_path))
 
 
 def test_slow_ones_are_no_more(tmp_path: Path) -> None:
