@@ -195,9 +195,8 @@ class TorchChosenAttention(ChosenAttention):
             if own.start >= own.stop:
                 continue
             blocks = choosing.metadata.block_table[sequence, : -(-seq_len // cells.shape[1])].long()
-            known = _take(cells, (blocks,)).flatten(0, 1)[:seq_len].to(wide)
-            scores = (query[own].to(wide) @ known.t()).relu_()  # [queries, heads, positions]
-            sums = (weights[own, None].to(wide) @ scores)[:, 0]
+            known = _take(cells, (blocks,)).flatten(0, 1)[:seq_len]
+            sums = weighted_scores(query[own], weights[own], known)
             places = torch.arange(seq_len, device=query.device)
             hidden = places > choosing.positions[part][own, None]
             found[own, :seq_len] = sums.masked_fill_(hidden, -torch.inf)
@@ -216,6 +215,19 @@ class TorchChosenAttention(ChosenAttention):
             wide = torch.promote_types(query.dtype, torch.float32)
             output[part] = scores.softmax(dim=-1, dtype=wide).to(query.dtype) @ vectors
         return output
+
+
+def weighted_scores(query: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Sums over heads of weight * ReLU(query * key): at least float32 [queries, keys].
+
+    Args:
+        query: [queries, heads, key_dim]
+        weights: [queries, heads]
+        keys: [keys, key_dim], of any dtype.
+    """
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = (query.to(wide) @ keys.to(wide).t()).relu_()  # [queries, heads, keys]
+    return (weights[:, None].to(wide) @ scores)[:, 0]
 
 
 def _take(cells: torch.Tensor, at: tuple[torch.Tensor, ...]) -> torch.Tensor:

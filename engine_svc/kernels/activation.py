@@ -1,4 +1,4 @@
-"""Activations, alone and gated: SwiGLU, GeGLU, the clamped one of gpt-oss, the clipped one of Step 3.5, and xIELU."""
+"""Activations, alone and gated: SwiGLU, GeGLU, the clamped one of gpt-oss, the clipped one of Step 3.5 and DeepSeek V4, and xIELU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _KINDS = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4, "relu2"
 
 
 class NamedActivation(NamedTuple):
-    """An activation as ops/base.py names it; "clamped" is ClampedSwish, "clipped" ClippedSilu."""
+    """An activation as ops/base.py names it; "clamped" is ClampedSwish, "clipped" ClippedSilu.
+
+    A clipped gate's own limit takes the place of the slope.
+    """
 
     name: str
     slope: float = 1.0
@@ -32,7 +35,7 @@ def _activated(values, slope, limit, KIND: tl.constexpr):
     """Applies the activation KIND to values.
 
     SiLU, tanh GELU and the clamped one are values * sigmoid(z) with different z, and the clipped one is SiLU up to
-    `limit`. The others are GELU by the error function, ReLU, and ReLU squared; the last two keep NaN.
+    `slope`. The others are GELU by the error function, ReLU, and ReLU squared; the last two keep NaN.
     """
     if KIND == 3:
         return values * 0.5 * (1.0 + tl.erf(values * 0.7071067811865476))
@@ -46,7 +49,7 @@ def _activated(values, slope, limit, KIND: tl.constexpr):
         values = tl.minimum(values, limit)
         z = values * slope
     result = values * tl.sigmoid(tl.maximum(z, -80.0))  # below this, the exponential inside would overflow
-    return tl.minimum(result, limit) if KIND == 6 else result
+    return tl.minimum(result, slope) if KIND == 6 else result
 
 
 @triton.jit

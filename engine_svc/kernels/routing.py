@@ -12,7 +12,7 @@ import triton.language as tl
 
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
-SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
+SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2, "sqrtsoftplus": 3}
 _LEAST = tl.constexpr(-(2**31))  # below all keys: experts absent or taken; one more: those that may not be chosen
 
 
@@ -62,6 +62,12 @@ def _choose_kernel(
     if SCORING == 1:
         small = tl.exp(-tl.abs(logits))
         scores = tl.where(logits >= 0.0, 1.0, small) / (1.0 + small)
+    if SCORING == 3:
+        # log(1 + x) for a small x, of which 1 + x keeps few digits (Goldberg 1991)
+        small = tl.exp(-tl.abs(logits))
+        above = 1.0 + small
+        rest = tl.where(above == 1.0, small, tl.log(above) * small / tl.where(above == 1.0, 1.0, above - 1.0))
+        scores = tl.sqrt(tl.maximum(logits, 0.0) + rest)
     ranked = given  # scores grow with the logits, but differ less
     if BIAS:
         ranked = scores + tl.load(bias_ptr + expert, mask=present, other=0.0)

@@ -23,6 +23,7 @@ from engine_svc.layers.context import LayerContext, PresentRows
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.attention_shape import attention_shape, plain_shape
 from engine_svc.loader.chosen import check_stage, chosen_attention
+from engine_svc.loader.compressed import compressed_backend
 from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.whole import all_tensors
@@ -315,6 +316,8 @@ def place_layers(
     method = _quantization(raw, options, ModelForm(ops, dtype))
 
     def backend(heads: LayerHeads | None = None) -> AttentionBackend:
+        if config.compression:
+            return compressed_backend(config, config.compression, options, groups, dtype, device)
         shape = attention_shape(config, options, groups, dtype, device, heads)
         found = create_backend(options.kernels.attention_backend, shape, kernels)
         if groups.decode_context.world_size > 1:

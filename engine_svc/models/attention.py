@@ -21,6 +21,13 @@ from engine_svc.ops.base import HeadNorms, Ops
 from engine_svc.recurrence.base import LayerState
 
 
+class EntriesCache(NamedTuple):
+    """A layer's cache of compressed entries, and what the attention backend has prepared for it."""
+
+    cache: torch.Tensor
+    prepared: Prepared
+
+
 class LayerCache(NamedTuple):
     """What a layer attends to: its KV cache, and what the attention backend has prepared."""
 
@@ -28,6 +35,7 @@ class LayerCache(NamedTuple):
     prepared: Prepared
     choosing: Choosing | None = None  # queries that attend to chosen positions only; None if there are none
     index_keys: torch.Tensor | None = None  # the cache of the layer's indexer; None if it has none
+    entries: EntriesCache | None = None  # None if the layer does not compress
 
 
 class CrossCache(NamedTuple):
@@ -73,6 +81,8 @@ class StepInputs:
     token_inputs: Callable[[int], torch.Tensor] | None = None  # of a layer: [tokens, size], see TokenInputs
     encoded: torch.Tensor | None = None  # [rows, hidden_size], an encoder's output that is yet to be cached
     choice: Choice = field(default_factory=Choice)
+    token_ids: torch.Tensor | None = None  # int64 [tokens], for experts that are chosen by these; else None
+    rotary_table: torch.Tensor | None = None  # rows of all positions, for entries, which have positions of their own
 
     def outputs(self, ops: Ops, hidden: torch.Tensor) -> torch.Tensor:
         """Takes the rows that are needed: [tokens, ...], with contiguous rows -> [outputs, ...]."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.layers.part import Layout
+from engine_svc.models.compression_config import CompressionConfig, StreamsConfig
 from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 from engine_svc.ops.base import Activation, LearnedActivation, Scoring
 from quire.errors import StartupError
@@ -34,7 +35,8 @@ _THETAS = {
 }  # fmt: skip
 
 NormPlacement = Literal[
-    "before", "after", "around", "around, scaled", "parallel", "parallel norms", "alone", "sums", "residual", "cross"
+    "before", "after", "around", "around, scaled", "parallel", "parallel norms", "alone", "sums", "residual", "cross",
+    "streams",
 ]  # fmt: skip
 
 
@@ -72,6 +74,7 @@ class MoeConfig:
     expert_bias: bool = False
     fused: FusedForm = FusedForm()  # of a checkpoint's tensors that hold all experts
     is_gated: bool = True  # whether experts, including the shared one, have a gate; else they have only up and down
+    table_tokens: int | None = None  # tokens in the table that says which experts each one goes through; None: no table
     latent_size: int | None = None  # size of experts' inputs and outputs, if hidden states are projected to it and back
 
 
@@ -219,12 +222,24 @@ class ModelFacts:
     # last ones of the model.
     borrowed: Mapping[int, int] = field(default_factory=dict)
     attending: frozenset[int] | None = None  # layers that attend; None means all that are not recurrent
+    compressed_layers: frozenset[int] = frozenset()  # layers that also cache entries, each of which stands for tokens
+    stream_count: int = 1  # streams of hidden_size values that layers pass on; see StreamsConfig
 
     @property
     def attention_windows(self) -> dict[int, int | None]:
-        """Sliding windows of the layers that cache keys and values, by layer."""
+        """Sliding windows of the layers that cache keys and values, by layer; none for entries (see entries_of)."""
         found = enumerate(self.sliding_windows)
-        return {layer: window for layer, window in found if self.attends(layer) and layer not in self.borrowed}
+        own = {layer: window for layer, window in found if self.attends(layer) and layer not in self.borrowed}
+        return own | {self.entries_of(layer): None for layer in self.compressed_layers}
+
+    def caching(self, layers: Iterable[int]) -> frozenset[int]:
+        """What of `attention_windows` belongs to these layers."""
+        own = frozenset(layers)
+        return own | {self.entries_of(layer) for layer in own & self.compressed_layers}
+
+    def entries_of(self, layer: int) -> int:
+        """The number that stands for a layer's compressed entries among those of layers that cache something."""
+        return self.num_layers + layer
 
     def attends(self, layer: int) -> bool:
         """Whether a layer attends; then it caches keys and values, unless it borrows another layer's."""
@@ -296,7 +311,8 @@ class ModelConfig(ModelFacts):
     # Where the norms of attention and feed-forward are. Parallel: one norm before both, which run side by side;
     # parallel norms: one before each. Alone: before the only part of a layer, which is one of them or recurrent. Sums:
     # of the sum of input and output. Residual: before, and the norm's output is the residual that is added to. Cross:
-    # before, and also before the attention to an encoder's output. Around, scaled: see models/gemma4_layer.py.
+    # before, and also before the attention to an encoder's output. Around, scaled: see models/gemma4_layer.py. Streams:
+    # before; see models/streams.py.
     norm_placement: NormPlacement = "before"
     recurrent_norm_placement: NormPlacement | None = None  # of recurrent layers, if it differs
     recurrent_name: str = "mixer"  # name of recurrent layers in checkpoints, after `module_names` and `renames`
@@ -306,6 +322,8 @@ class ModelConfig(ModelFacts):
     output_norm_factor: float = 1.0  # on the weights of norms around attention and feed-forward that come after them
     latent: LatentConfig | None = None
     indexer: IndexerConfig | None = None  # None means that layers attend to all positions
+    compression: CompressionConfig | None = None
+    streams: StreamsConfig | None = None  # None means that there is one stream, to which layers add their outputs
     # Parts of names in the family's checkpoints that are not loaded, of a vision model for example.
     ignored_names: tuple[str, ...] = ()
     # Regular expressions for names in the family's checkpoints, and their replacements, applied one after the other.

@@ -23,6 +23,7 @@ from engine_svc.models.decoder_layer import DecoderLayer, hidden_norm
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.layer_kinds import create_layer
 from engine_svc.models.positions import position_table
+from engine_svc.models.streams import CollapsedNorm, as_streams
 from engine_svc.models.token_inputs import TokenInputs
 from engine_svc.parallel.stages import Stage
 from engine_svc.parallel.vocabulary import VocabularyPart
@@ -72,7 +73,7 @@ class Decoder(torch.nn.Module):
             {str(index): create_layer(config, context.at(f"layers.{index}"), index) for index in stage.layers}
         )
         if stage.is_last:
-            self.norm = hidden_norm(config, context) if config.has_norm else NoNorm(context.ops)
+            self.norm = self._last_norm(context)
             # Without adapters: it computes only the rows that have logits, which do not match the batch's row mapping.
             plain = replace(context, adapters=None)
             self.project_out = _projection(hidden_size, embedding_size, plain.at("project_out"))
@@ -164,6 +165,8 @@ class Decoder(torch.nn.Module):
         local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
         scales = None if self._query_scales is None else self._ops.take_rows(self._query_scales, positions)
         step = StepInputs(rotary, local, self._attention, scales)
+        if self.config.streams is not None:
+            step = replace(step, token_ids=token_ids, rotary_table=self._rotary)
         hidden = self._embed(token_ids, positions, embedded) if received is None else received
         if self.stage.looks_up and self.token_inputs is not None:
             inputs = self.token_inputs(token_ids, hidden, embedded)
@@ -239,7 +242,14 @@ class Decoder(torch.nn.Module):
             hidden = self.project_in(hidden)
         if self.positions is not None:
             hidden = self._ops.add(hidden, self.positions(positions))
-        return hidden if self.embedding_norm is None else self.embedding_norm(hidden)
+        hidden = hidden if self.embedding_norm is None else self.embedding_norm(hidden)
+        return hidden if self.config.streams is None else as_streams(hidden, self.config.streams.count)
+
+    def _last_norm(self, context: LayerContext) -> torch.nn.Module:
+        config = self.config
+        if config.streams is not None:
+            return CollapsedNorm(config.hidden_size, config.streams, config.norm_eps, context=context)
+        return hidden_norm(config, context) if config.has_norm else NoNorm(context.ops)
 
     def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:
         """Makes layers use a checkpoint's KV cache scales, if the cache has 8 bits."""

@@ -15,6 +15,7 @@ import torch
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import LayerNorm, RMSNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, CrossCache, LayerCache, StepInputs
+from engine_svc.models.compressed_attention import CompressedAttention
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.cross_attention import CrossAttention
 from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention, ValueGatedAttention
@@ -253,7 +254,11 @@ _ATTENTION: dict[str, type[Attention]] = {
 }  # fmt: skip
 
 
-def _attention(config: ModelConfig, context: LayerContext, index: int) -> Attention | LatentAttention:
+def _attention(
+    config: ModelConfig, context: LayerContext, index: int
+) -> Attention | LatentAttention | CompressedAttention:
+    if config.compression:
+        return CompressedAttention(config, config.compression, context, index)
     if config.latent:
         return LatentAttention(config, config.latent, context, index)
     if config.value_norm:

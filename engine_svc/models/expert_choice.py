@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.fused_experts import Flat
 from engine_svc.layers.linear import ReplicatedLinear
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.models.config import MoeConfig
-from engine_svc.ops.base import Routing
+from engine_svc.ops.base import Routing, of_present
 
 
 class ExpertChoice(ReplicatedLinear):
@@ -29,7 +30,9 @@ class ExpertChoice(ReplicatedLinear):
             self.e_score_correction_bias = LoadedParameter((moe.num_experts,), torch.float32, context.device)
             self.e_score_correction_bias.loader = self._load_bias
 
-    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def choose(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Chooses experts: [tokens, hidden_size] → weights float32 and ids int64, both [tokens, experts_per_token].
 
         The ids of padding rows are -1, so that no expert's weights are read for them.
@@ -41,3 +44,24 @@ class ExpertChoice(ReplicatedLinear):
         if self.e_score_correction_bias is not None:
             # Ernie's bias has one more dimension in front.
             self.e_score_correction_bias.write(part, self.e_score_correction_bias, Flat(source), (slice(None),))
+
+
+class TableChoice(ExpertChoice):
+    """Looks up each token's experts in a table, and only weighs them by their scores (DeepSeek V4's first layers)."""
+
+    def __init__(self, hidden_size: int, moe: MoeConfig, *, context: LayerContext) -> None:
+        super().__init__(hidden_size, moe, context=context)
+        assert moe.table_tokens is not None
+        self._scale = moe.scale
+        self.table = LoadedParameter((moe.table_tokens, moe.experts_per_token), torch.int64, context.device)
+
+    def choose(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ExpertChoice.choose."""
+        assert token_ids is not None
+        expert_ids = self.table[token_ids]
+        weights = F.softplus(self(hidden).gather(1, expert_ids)).sqrt()
+        weights = weights * (self._scale / weights.sum(dim=1, keepdim=True))
+        present = self._present.count
+        return weights, expert_ids if present is None else of_present(expert_ids, present)

@@ -16,11 +16,12 @@ from engine_svc.models.decoder_layer import (
     SumNormLayer,
 )
 from engine_svc.models.gemma4_layer import Gemma4Layer
+from engine_svc.models.streams import StreamLayer
 
 LAYERS: dict[str, type[DecoderLayer]] = {
     "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "around, scaled": Gemma4Layer,
     "parallel": ParallelLayer, "parallel norms": ParallelNormsLayer, "alone": MixerLayer, "sums": SumNormLayer,
-    "residual": ResidualNormLayer, "cross": CrossLayer,
+    "residual": ResidualNormLayer, "cross": CrossLayer, "streams": StreamLayer,
 }  # fmt: skip
 
 

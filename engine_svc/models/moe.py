@@ -8,7 +8,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts, ExpertsShape
 from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear, whole_linear
 from engine_svc.models.config import ModelConfig, MoeConfig, fixed_activation
-from engine_svc.models.expert_choice import ExpertChoice
+from engine_svc.models.expert_choice import ExpertChoice, TableChoice
 from engine_svc.models.mlp import MLP
 from engine_svc.ops.base import ExpertsForm
 
@@ -25,7 +25,8 @@ class SparseMLP(torch.nn.Module):
     def __init__(self, config: ModelConfig, moe: MoeConfig, context: LayerContext) -> None:
         super().__init__()
         self._ops = context.ops
-        self.gate = ExpertChoice(config.hidden_size, moe, context=context.at("gate"))
+        choice = TableChoice if moe.table_tokens else ExpertChoice
+        self.gate = choice(config.hidden_size, moe, context=context.at("gate"))
         form = ExpertsForm(
             moe.activation or fixed_activation(config), weighs_inputs=moe.weighs_inputs, is_gated=moe.is_gated
         )
@@ -58,14 +59,17 @@ class SparseMLP(torch.nn.Module):
         if moe.shared_gate:
             self.shared_expert_gate = ReplicatedLinear(config.hidden_size, 1, context=context.at("shared_expert_gate"))
 
-    def forward(self, hidden: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, routed: torch.Tensor | None = None, token_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size].
 
         Args:
             routed: what the router sees, in the same shape; None means `hidden`.
+            token_ids: int64 [tokens], needed only if a table has the experts of each.
         """
         inputs = hidden if self.fc1_latent_proj is None else self.fc1_latent_proj(hidden)
-        output = self.experts(inputs, *self.gate.choose(hidden if routed is None else routed))
+        output = self.experts(inputs, *self.gate.choose(hidden if routed is None else routed, token_ids))
         output = output if self.fc2_latent_proj is None else self.fc2_latent_proj(output)
         if self.shared_expert is None:
             return output

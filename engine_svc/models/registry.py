@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "engine_svc.models.deepseek",
     "DeepseekV32ForCausalLM": "engine_svc.models.deepseek",
     "DeepseekV3ForCausalLM": "engine_svc.models.deepseek",
+    "DeepseekV4ForCausalLM": "engine_svc.models.deepseek_v4",
     "Dots1ForCausalLM": "engine_svc.models.dots",
     "Ernie4_5ForCausalLM": "engine_svc.models.ernie",
     "Ernie4_5_MoeForCausalLM": "engine_svc.models.ernie_moe",

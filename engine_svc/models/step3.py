@@ -133,8 +133,8 @@ def _mixtures(given: Mapping[str, Any], count: int) -> tuple[MoeConfig | None, .
             expert_size=given["moe_intermediate_size"], renormalize=bool(given.get("norm_expert_weight", True)),
             shared_size=given["share_expert_dim"], scoring="sigmoid",
             choice_bias=bool(given.get("use_moe_router_bias", True)), scale=given["moe_router_scaling_factor"],
-            activation=ClippedSilu(limit) if limit else None,
-            shared_activation=ClippedSilu(shared_limit) if shared_limit else None,
+            activation=ClippedSilu(limit, limit) if limit else None,
+            shared_activation=ClippedSilu(shared_limit, shared_limit) if shared_limit else None,
         )  # fmt: skip
         found.append(moe if index in sparse else None)
     return tuple(found)

@@ -37,7 +37,7 @@ inline Floats activated(Floats x) {
 
 // gate_up [2 * size]: gate * sigmoid(z) * up. For SiLU, z is the gate itself. For tanh GELU (Hendrycks and Gimpel 2016),
 // z follows from (1 + tanh(z / 2)) / 2 = sigmoid(z). For the clamped gate, z is steeper, and 1 is added to up. The clipped
-// one is SiLU up to a limit.
+// one is SiLU up to a limit of its own, which takes the place of the slope.
 template <Gate GATE, class Value>
 inline void activate_and_multiply(const Activation& form, const Value* gate_up, Value* output, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) {
@@ -48,7 +48,7 @@ inline void activate_and_multiply(const Activation& form, const Value* gate_up, 
     }
     if (GATE == CLIPPED) {
       Floats most_up = most(all(-form.limit), least(all(form.limit), up));
-      store(output + i, least(all(form.limit), activated<SILU>(gate)) * most_up, size - i);
+      store(output + i, least(all(form.slope), activated<SILU>(gate)) * most_up, size - i);
       continue;
     }
     if (GATE == GELU) z = gate * fma(gate * gate, all(0.044715f), all(1.0f)) * all(1.5957691216f);

@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int64_t WORTH_A_THREAD = 1 << 13;  // scores
-enum Scoring { SOFTMAX, SIGMOID, SPARSEMIXER };  // as the caller numbers them
+enum Scoring { SOFTMAX, SIGMOID, SPARSEMIXER, SQRT_SOFTPLUS };  // as the caller numbers them
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 // Takes the `count` best of scores [size], the best first, and of equal scores the first. Both are small, so without sorting.
@@ -75,10 +75,12 @@ void quire_choose_experts(const float* logits, const float* bias, const float* f
                           int64_t chosen, int64_t groups, int64_t chosen_groups, int renormalize, float scale, int scoring,
                           float near, float* weights, int64_t* ids) {
   auto score = [=](int64_t token, float* weight, int64_t* id) {
-    // Both scorings grow with the logits, and logits still differ where scores have saturated at 0 or 1.
+    // All scorings grow with the logits, and logits still differ where scores have saturated at 0 or 1.
     std::vector<float> ranked(logits + token * experts, logits + (token + 1) * experts), scores = ranked;
     if (scoring == SOFTMAX)
       softmax(scores);
+    else if (scoring == SQRT_SOFTPLUS)
+      for (float& score : scores) score = std::sqrt(std::max(score, 0.0f) + std::log1p(std::exp(-std::abs(score))));
     else
       for (float& score : scores) score = 1 / (1 + std::exp(-score));
     for (int64_t i = 0; bias && i < experts; ++i) ranked[i] = scores[i] + bias[i];

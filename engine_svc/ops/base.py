@@ -22,9 +22,10 @@ class ClampedSwish:
 
 @dataclass(frozen=True)
 class ClippedSilu:
-    """silu(gate) * up, silu(gate) clamped to at most `limit`, `up` to [-limit, limit] (Step 3.5)."""
+    """silu(gate) * up, silu(gate) clamped to at most `gate_limit`, `up` to [-limit, limit] (Step 3.5, DeepSeek V4)."""
 
     limit: float
+    gate_limit: float
 
 
 PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]  # relu2: ReLU, squared
@@ -201,7 +202,8 @@ class HeadNorms(NamedTuple):
     epsilon: float
 
 
-Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
+# The last one is sqrt(log(1 + exp(logit))).
+Scoring = Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"]
 
 
 @dataclass(frozen=True)

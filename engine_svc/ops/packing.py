@@ -185,11 +185,11 @@ def pointer(tensor: torch.Tensor | None) -> int | None:
 
 
 def gate_arguments(activation: Activation) -> tuple[int, float, float]:
-    """The kernels' number of the gate, and the slope and limit of those that have them."""
+    """The kernels' number of the gate, and its slope and limit; a clipped gate's own limit takes the slope's place."""
     if isinstance(activation, ClampedSwish):
         return GATES["clamped"], activation.slope, activation.limit
     if isinstance(activation, ClippedSilu):
-        return GATES["clipped"], 0.0, activation.limit
+        return GATES["clipped"], activation.gate_limit, activation.limit
     return GATES[activation], 0.0, 0.0
 
 

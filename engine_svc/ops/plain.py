@@ -29,6 +29,7 @@ from engine_svc.ops.base import (
     Product,
     Routing,
     RowTiles,
+    Scoring,
     activate,
     of_present,
 )
@@ -42,6 +43,13 @@ _ACTIVATIONS: Mapping[PlainActivation, Callable[[torch.Tensor], torch.Tensor]] =
         "gelu": F.gelu,
         "relu": F.relu,
         "relu2": lambda values: F.relu(values).square(),
+    }
+)
+_SCORES: Mapping[Scoring, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        "softmax": lambda logits: logits.softmax(-1),
+        "sigmoid": torch.sigmoid,
+        "sqrtsoftplus": lambda logits: F.softplus(logits).sqrt(),
     }
 )
 
@@ -127,8 +135,8 @@ class PlainOps(Ops):
             return weights * factors[expert_ids], expert_ids
         if routing.scoring == "sparsemixer":
             return _mix_sparsely(logits, routing)
-        scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
-        # Both scorings grow with the logits, and logits still differ where scores have saturated at 0 or 1.
+        scores = _SCORES[routing.scoring](logits)
+        # All scorings grow with the logits, and logits still differ where scores have saturated at 0 or 1.
         ranked = logits if bias is None else scores + bias
         if routing.num_groups > 1:
             ranked = _of_the_best_groups(ranked, routing, 1 if bias is None else 2)
@@ -240,7 +248,7 @@ class PlainOps(Ops):
             gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
             return gate * (gate * activation.slope).sigmoid() * (up + 1)
         if isinstance(activation, ClippedSilu):
-            return F.silu(gate).clamp(max=activation.limit) * up.clamp(-activation.limit, activation.limit)
+            return F.silu(gate).clamp(max=activation.gate_limit) * up.clamp(-activation.limit, activation.limit)
         return _ACTIVATIONS[activation](gate) * up
 
     def activate(self, values: torch.Tensor, activation: PlainActivation) -> torch.Tensor:

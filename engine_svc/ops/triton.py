@@ -296,7 +296,7 @@ def _named(activation: Activation) -> NamedActivation:
     if isinstance(activation, ClampedSwish):
         return NamedActivation("clamped", activation.slope, activation.limit)
     if isinstance(activation, ClippedSilu):
-        return NamedActivation("clipped", limit=activation.limit)
+        return NamedActivation("clipped", activation.gate_limit, activation.limit)
     return NamedActivation(activation)
 
 

@@ -11,7 +11,7 @@ from engine_svc.attention.base import AttentionMetadata, Prepared
 from engine_svc.layer_groups import LayerGroup
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.model import LoadedModel
-from engine_svc.models.attention import AnyLayerCache, CrossCache, LayerCache, layer_cache
+from engine_svc.models.attention import AnyLayerCache, CrossCache, EntriesCache, LayerCache, layer_cache
 from engine_svc.models.decoder import Decoder
 from engine_svc.plan import StepPlan
 from engine_svc.runner.batch import Inputs
@@ -33,6 +33,7 @@ class ForwardPasses:
     def __init__(self, loaded: LoadedModel, groups: Sequence[LayerGroup], max_num_seqs: int) -> None:
         self._model, self._attention, self._groups = loaded.model, loaded.attention, groups
         self._present, self._borrowed = loaded.present, loaded.facts.borrowed
+        self._entries = {layer: loaded.facts.entries_of(layer) for layer in loaded.facts.compressed_layers}
         self._windows_on_images = loaded.facts.windows_on_whole_images
         self._encoder_rows = EncoderRows.of(loaded.facts, max_num_seqs, self._attention.shape)
         self._chosen = loaded.chosen
@@ -117,6 +118,9 @@ class ForwardPasses:
                 else:
                     ready = images.prepare_outputs(metadata, outputs)
                     attended |= {layer: LayerCache(cache, ready) for layer, cache in lasts.items()}
+        for layer in self._entries.keys() & attended.keys():
+            of_entries = attended[self._entries[layer]]
+            attended[layer] = attended[layer]._replace(entries=EntriesCache(of_entries.cache, of_entries.prepared))
         kept = {} if self.states is None else self.states.layers(inputs.states)
         return [layer_cache(attended.get(layer), kept.get(layer)) for layer in layers]
 

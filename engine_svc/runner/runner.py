@@ -96,7 +96,9 @@ class Runner:
         self._whole_image_tokens = self._facts.whole_image_tokens if loaded.images else 0
         self._token_budget = step_tokens(device, options.scheduler, self._whole_image_tokens)
         stage = self._model.stage
-        self._groups = group_layers(self._facts.attention_windows, stage.layers, self._attention.layers_per_cache)
+        self._groups = group_layers(
+            self._facts.attention_windows, self._facts.caching(stage.layers), self._attention.layers_per_cache
+        )
         self._state_form, self._product_rows = loaded.states, loaded.product_rows
         self._states_each = options.speculative.most_query_len if self._state_form.shapes else 1  # of a sequence
         self._num_caches = most_caches(self._groups, self._attention.layers_per_cache)
@@ -105,7 +107,9 @@ class Runner:
             self._dtype, self._attention.shape.part,
             ImageRows(loaded.images, device, both_ways=self._whole_image_tokens > 0), self._states_each,
         )  # fmt: skip
-        self._link = StageLink(groups, stage, self._facts.hidden_size, self._buffers, device, self._dtype)
+        self._link = StageLink(
+            groups, stage, self._facts.hidden_size * self._facts.stream_count, self._buffers, device, self._dtype
+        )
         self._num_stages = groups.layout.pipeline
         self._adapters = StepAdapters(loaded.adapters, max_num_seqs, self._token_budget)
         self._answers: Answers | None = None  # only in the last pipeline stage
@@ -123,7 +127,7 @@ class Runner:
         # Whether the last layer may skip rows that nothing is sampled from; not if other data ranks count on all rows.
         self._skips_rows = (
             isinstance(self._model, Decoder) and stage.is_last and groups.lockstep is None
-            and not (self._drafting and self._drafting.reads_features) and not self._facts.encoder_tokens
+            and not (self._drafting and self._drafting.reads_features) and not self._facts.encoder_tokens and self._facts.stream_count == 1
         )  # fmt: skip
         self._forward = ForwardPasses(loaded, self._groups, max_num_seqs)
         self._store: BlockStore = NoStore()

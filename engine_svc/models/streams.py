@@ -1,0 +1,128 @@
+"""Manifold-constrained hyper-connections (Xie et al. 2026, as in DeepSeek V4): hidden states that are several streams.
+
+Before each part of a layer, the streams are collapsed to the part's input; after it, they are mixed with each other and
+the part's output is added to each. All three sets of weights depend on the token. The mixing matrix is made doubly
+stochastic by Sinkhorn and Knopp's iteration, so that streams neither grow nor vanish over many layers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from engine_svc.layers.context import LayerContext
+from engine_svc.layers.norm import RMSNorm
+from engine_svc.layers.parameter import LoadedParameter
+from engine_svc.models.attention import AnyLayerCache, StepInputs
+from engine_svc.models.compression_config import StreamsConfig
+from engine_svc.models.config import ModelConfig
+from engine_svc.models.decoder_layer import DecoderLayer, LayerOutput
+from engine_svc.models.moe import SparseMLP
+
+
+class Mixing(NamedTuple):
+    """A token's weights for what follows a part of a layer."""
+
+    added: torch.Tensor  # float32 [tokens, count], of the part's output in each stream
+    kept: torch.Tensor  # float32 [tokens, count, count], of each stream (first) in each new one (second)
+
+
+class StreamLayer(DecoderLayer):
+    """Attention, then experts, each after a norm; `hidden` is [tokens, count * hidden_size], `residual` stays zero."""
+
+    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
+        super().__init__(config, context, index)
+        assert config.streams is not None
+        self.attn_hc = HyperConnection(config.hidden_size, config.streams, config.norm_eps, context)
+        self.ffn_hc = HyperConnection(config.hidden_size, config.streams, config.norm_eps, context)
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
+    ) -> LayerOutput:
+        """See DecoderLayer.forward; all rows are needed."""
+        assert isinstance(self.mlp, SparseMLP)
+        collapsed, mixing = self.attn_hc(hidden)
+        hidden = mixed(hidden, self._mix(self.input_layernorm(collapsed), cache, step), mixing)
+        collapsed, mixing = self.ffn_hc(hidden)
+        fed = self.mlp(self.post_attention_layernorm(collapsed), token_ids=step.token_ids)
+        return LayerOutput(mixed(hidden, fed, mixing), residual)
+
+
+class HyperConnection(torch.nn.Module):
+    """Collapses streams before a part of a layer, and says how they are mixed after it."""
+
+    def __init__(self, hidden_size: int, streams: StreamsConfig, norm_epsilon: float, context: LayerContext) -> None:
+        super().__init__()
+        self._streams, self._norm_epsilon = streams, norm_epsilon
+        count = streams.count
+        self.fn = LoadedParameter(((2 + count) * count, count * hidden_size), torch.float32, context.device)
+        self.base = LoadedParameter(((2 + count) * count,), torch.float32, context.device)
+        self.scale = LoadedParameter((3,), torch.float32, context.device)
+
+    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Mixing]:
+        """[tokens, count * hidden_size] → the part's input [tokens, hidden_size], and weights for `mixed`."""
+        count, epsilon = self._streams.count, self._streams.epsilon
+        found = F.linear(_normed(streams, self._norm_epsilon), self.fn)
+        sizes = torch.tensor((count, count, count * count))
+        scale = self.scale.repeat_interleave(sizes.to(self.scale.device), output_size=len(self.base))
+        before, added, kept = (found * scale + self.base).split(sizes.tolist(), dim=-1)
+        weights = before.sigmoid() + epsilon
+        kept = _doubly_stochastic(kept.unflatten(1, (count, count)), self._streams)
+        return collapsed(streams, weights), Mixing(2 * added.sigmoid(), kept)
+
+
+class CollapsedNorm(RMSNorm):
+    """The norm after the last layer, of the weighted sum of all streams."""
+
+    def __init__(self, hidden_size: int, streams: StreamsConfig, epsilon: float, *, context: LayerContext) -> None:
+        super().__init__(hidden_size, epsilon, context=context)
+        self._stream_epsilon, count = streams.epsilon, streams.count
+        self.fn = LoadedParameter((count, count * hidden_size), torch.float32, context.device)
+        self.base = LoadedParameter((count,), torch.float32, context.device)
+        self.scale = LoadedParameter((1,), torch.float32, context.device)
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None = None, output: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[tokens, count * hidden_size] → [tokens, hidden_size]; see RMSNorm.forward. `residual` must be zero."""
+        weights = (F.linear(_normed(hidden, self.epsilon), self.fn) * self.scale + self.base).sigmoid()
+        return super().forward(collapsed(hidden, weights + self._stream_epsilon), None, output)
+
+
+def as_streams(hidden: torch.Tensor, count: int) -> torch.Tensor:
+    """Embeddings [tokens, hidden_size] as the first layer's streams, which are all equal."""
+    return hidden.repeat(1, count)
+
+
+def collapsed(streams: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of streams [tokens, count * hidden_size]: [tokens, hidden_size]."""
+    apart = streams.unflatten(1, (weights.shape[1], -1))
+    return (weights[:, :, None] * apart).sum(dim=1).to(streams.dtype)
+
+
+def mixed(streams: torch.Tensor, output: torch.Tensor, mixing: Mixing) -> torch.Tensor:
+    """The streams after a part of a layer.
+
+    Args:
+        output: [tokens, hidden_size], the part's.
+    """
+    apart = streams.unflatten(1, (mixing.added.shape[1], -1)).to(mixing.kept.dtype)
+    kept = torch.baddbmm(mixing.added[:, :, None] * output[:, None], mixing.kept.transpose(1, 2), apart)
+    return kept.to(streams.dtype).flatten(1)
+
+
+def _normed(streams: torch.Tensor, epsilon: float) -> torch.Tensor:
+    wide = streams.float()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+
+
+def _doubly_stochastic(scores: torch.Tensor, streams: StreamsConfig) -> torch.Tensor:
+    """Scores [tokens, count, count] → weights whose rows and columns sum to one, nearly."""
+    weights = scores.softmax(-1) + streams.epsilon
+    weights = weights / (weights.sum(-2, keepdim=True) + streams.epsilon)
+    for _ in range(streams.iterations - 1):
+        weights = weights / (weights.sum(-1, keepdim=True) + streams.epsilon)
+        weights = weights / (weights.sum(-2, keepdim=True) + streams.epsilon)
+    return weights
