@@ -204,6 +204,7 @@ class AttentionBackend(BlockMoves, ABC):
 
     name: str
     query_lens: tuple[int, ...] = (1,)  # one for each kernel path, except that of prompts; for warm-up
+    is_recordable = True  # whether steps can be recorded as CUDA graphs
     records_calls = False  # whether it calls C++ kernels alone, which steps can record; see runner/native_calls.py
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:

@@ -92,6 +92,7 @@ class CompressedBackend(AttentionBackend):
 
     name = "compressed"
     block_dimension = 0
+    is_recordable = False  # the entries that a step makes, and those it attends to, are as many as there are
 
     def __init__(
         self, shape: AttentionShape, sizes: CellSizes, forms: Sequence[EntryForm], window: int, num_layers: int
@@ -123,7 +124,7 @@ class CompressedBackend(AttentionBackend):
         return 1 if layer < self._num_layers else self._cell // self._sizes.entry
 
     def caches_of(self, caches: Sequence[torch.Tensor], layers: Sequence[int]) -> list[torch.Tensor]:
-        """See AttentionBackend.caches_of: cells are [num_blocks, block_size, numbers], entries [num_blocks, numbers]."""
+        """See AttentionBackend.caches_of: cells [num_blocks, block_size, numbers], or entries [num_blocks, numbers]."""
         if not layers or layers[0] < self._num_layers:
             return [each.unflatten(1, (self.shape.block_size, -1)) for each in caches[: len(layers)]]
         count, size = self.layers_per_cache(layers[0]), self.shape.block_size * self._sizes.entry
@@ -177,7 +178,11 @@ class CompressedBackend(AttentionBackend):
         )  # fmt: skip
 
     def _looking_back(
-        self, metadata: AttentionMetadata, sequences: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], count: int
+        self,
+        metadata: AttentionMetadata,
+        sequences: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        count: int,
     ) -> tuple[Places, torch.Tensor]:
         """The last `count` tokens up to each position: [positions, count], and where there are none."""
         device = self.shape.device

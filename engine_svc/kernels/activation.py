@@ -1,4 +1,4 @@
-"""Activations, alone and gated: SwiGLU, GeGLU, the clamped one of gpt-oss, the clipped one of Step 3.5 and DeepSeek V4, and xIELU."""
+"""Activations, alone and gated: SwiGLU, GeGLU, those clamped and clipped (gpt-oss, Step 3.5, DeepSeek V4), xIELU."""
 
 from __future__ import annotations
 

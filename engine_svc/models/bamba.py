@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import Mamba2Config, ModelConfig, base_config
+from engine_svc.models.config import ModelConfig, base_config
+from engine_svc.models.recurrent_config import Mamba2Config
 
 _NAMES = {"pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "norm"}
 

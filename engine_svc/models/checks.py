@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from engine_svc.models.config import (
+from engine_svc.models.config import ModelConfig, MoeConfig, activation, layer_heads
+from engine_svc.models.latent_config import IndexerConfig, LatentConfig
+from engine_svc.models.recurrent_config import (
     DeltaNetConfig,
     LightningConfig,
     Mamba2Config,
     MambaConfig,
-    ModelConfig,
-    MoeConfig,
     RecurrentConfig,
-    activation,
-    layer_heads,
 )
-from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 from quire.errors import StartupError
 
 Part = MoeConfig | LatentConfig | IndexerConfig | RecurrentConfig

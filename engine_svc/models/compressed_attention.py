@@ -31,9 +31,7 @@ from engine_svc.ops.weights import wide
 class CompressedAttention(torch.nn.Module):
     """A layer's attention, with the same interface as Attention."""
 
-    def __init__(
-        self, config: ModelConfig, compression: CompressionConfig, context: LayerContext, index: int
-    ) -> None:
+    def __init__(self, config: ModelConfig, compression: CompressionConfig, context: LayerContext, index: int) -> None:
         super().__init__()
         group, size = context.groups.tensor, config.hidden_size
         self._ops, self._form, self._kind = context.ops, compression, compression.layers[index]
@@ -179,9 +177,7 @@ class EntryIndexer(torch.nn.Module):
         super().__init__()
         heads, dim = compression.index_heads, compression.index_head_dim
         self._ops, self._form, self._kind = context.ops, compression, kind
-        self.q_b_proj = whole_linear(
-            compression.query_rank, heads * dim, bias=False, context=context.at("q_b_proj")
-        )
+        self.q_b_proj = whole_linear(compression.query_rank, heads * dim, bias=False, context=context.at("q_b_proj"))
         self.weights_proj = ReplicatedLinear(config.hidden_size, heads, context=context.at("weights_proj"))
         self.compressor = Compressor(
             config, compression, kind, dim, context.at("compressor"), 2 * kind.series * compression.head_dim
@@ -204,9 +200,7 @@ class EntryIndexer(torch.nn.Module):
 class GroupedProjection(PackedLayer):
     """A projection of each group of heads by its own matrix; every rank has some of the groups."""
 
-    def __init__(
-        self, groups: int, compression: CompressionConfig, input_size: int, context: LayerContext
-    ) -> None:
+    def __init__(self, groups: int, compression: CompressionConfig, input_size: int, context: LayerContext) -> None:
         super().__init__()
         self._ops, self._dtype, rank = context.ops, context.dtype, compression.group_rank
         self._shape = groups, rank, input_size

@@ -22,7 +22,8 @@ _RATES = {_SPARSE: 4, _HEAVY: 128}
 _RENAMES = (
     (r"\.scale$", ".weight_scale_inv"),
     (r"^embed\.", "embed_tokens."), (r"^head\.", "lm_head."), (r"^(model\.hc_head\.hc|hc_head)_", "norm."),
-    (r"\.attn\.", ".self_attn."), (r"\.self_attn\.norm\.", ".self_attn.kv_norm."), (r"\.ffn\.", ".mlp."), (r"\.hc_(attn|ffn)_", r".\1_hc."),
+    (r"\.attn\.", ".self_attn."), (r"\.self_attn\.norm\.", ".self_attn.kv_norm."), (r"\.ffn\.", ".mlp."),
+    (r"\.hc_(attn|ffn)_", r".\1_hc."),
     (r"\.attn_norm\.", ".input_layernorm."), (r"\.ffn_norm\.", ".post_attention_layernorm."),
     (r"\.attn_sink$", ".sinks"), (r"\.wq_a\.", ".q_a_proj."), (r"\.q_norm\.", ".q_a_layernorm."),
     (r"\.wq_b\.", ".q_b_proj."), (r"\.compressor\.wkv\.", ".compressor.vectors."),

@@ -30,9 +30,7 @@ class ExpertChoice(ReplicatedLinear):
             self.e_score_correction_bias = LoadedParameter((moe.num_experts,), torch.float32, context.device)
             self.e_score_correction_bias.loader = self._load_bias
 
-    def choose(
-        self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def choose(self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Chooses experts: [tokens, hidden_size] → weights float32 and ids int64, both [tokens, experts_per_token].
 
         The ids of padding rows are -1, so that no expert's weights are read for them.
@@ -55,9 +53,7 @@ class TableChoice(ExpertChoice):
         self._scale = moe.scale
         self.table = LoadedParameter((moe.table_tokens, moe.experts_per_token), torch.int64, context.device)
 
-    def choose(
-        self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def choose(self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """See ExpertChoice.choose."""
         assert token_ids is not None
         expert_ids = self.table[token_ids]

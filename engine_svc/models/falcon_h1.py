@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_svc.models.bamba import mamba2_config
-from engine_svc.models.config import Mamba2Config, ModelConfig, Multipliers, base_config
+from engine_svc.models.config import ModelConfig, Multipliers, base_config
+from engine_svc.models.recurrent_config import Mamba2Config
 
 _NAMES = {"pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "norm"}
 

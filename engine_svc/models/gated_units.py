@@ -10,8 +10,8 @@ from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine_svc.layers.part import Part
 from engine_svc.layers.rows import rows_parameter
 from engine_svc.models.attention import StepInputs
-from engine_svc.models.config import GatedUnitsConfig
 from engine_svc.models.recurrent import ChannelConvolution, RecurrentLayer, even_part
+from engine_svc.models.recurrent_config import GatedUnitsConfig
 from engine_svc.ops.base import HeadsProduct, activate
 from engine_svc.recurrence.base import LayerState, StateShape, UnitInputs, UnitParameters
 from engine_svc.recurrence.registry import create_recurrence

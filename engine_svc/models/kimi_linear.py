@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_svc.models import deepseek
-from engine_svc.models.config import DeltaNetConfig, ModelConfig, by_common_names
+from engine_svc.models.config import ModelConfig, by_common_names
+from engine_svc.models.recurrent_config import DeltaNetConfig
 from quire.errors import StartupError
 
 _NAMES = {

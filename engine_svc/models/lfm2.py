@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import ModelConfig, MoeConfig, ShortConvolutionConfig, base_config
+from engine_svc.models.config import ModelConfig, MoeConfig, base_config
+from engine_svc.models.recurrent_config import ShortConvolutionConfig
 
 LFM_MODULES = {
     "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "embedding_norm": "norm",

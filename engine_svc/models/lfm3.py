@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import ModelConfig, ShortConvolutionConfig, base_config, local_rotation, one_rotation
+from engine_svc.models.config import ModelConfig, base_config, local_rotation, one_rotation
 from engine_svc.models.lfm2 import LFM_MODULES
+from engine_svc.models.recurrent_config import ShortConvolutionConfig
 
 _SANDWICH_MODULES = {
     **LFM_MODULES, "post_operator_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",

@@ -9,8 +9,8 @@ from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine_svc.layers.norm import ParallelRMSNorm
 from engine_svc.layers.part import Layout
 from engine_svc.models.attention import StepInputs
-from engine_svc.models.config import LightningConfig
 from engine_svc.models.recurrent import RecurrentLayer, even_part
+from engine_svc.models.recurrent_config import LightningConfig
 from engine_svc.recurrence.base import LayerState, ScanInputs, ScanParameters, StateShape
 from engine_svc.recurrence.registry import create_recurrence
 

@@ -9,8 +9,8 @@ from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.rows import rows_parameter
 from engine_svc.models.attention import StepInputs
-from engine_svc.models.config import MambaConfig
 from engine_svc.models.recurrent import ChannelConvolution, RecurrentLayer, even_part, rates
+from engine_svc.models.recurrent_config import MambaConfig
 from engine_svc.recurrence.base import LayerState, ScanInputs, ScanParameters, StateShape
 from engine_svc.recurrence.registry import create_recurrence
 

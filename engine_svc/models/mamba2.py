@@ -10,8 +10,8 @@ from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine_svc.layers.rows import rows_parameter
 from engine_svc.layers.split import Part
 from engine_svc.models.attention import StepInputs
-from engine_svc.models.config import Mamba2Config
 from engine_svc.models.recurrent import ChannelConvolution, RecurrentLayer, even_part, rates
+from engine_svc.models.recurrent_config import Mamba2Config
 from engine_svc.parallel.group import ParallelGroup
 from engine_svc.recurrence.base import GatedNorm, LayerState, ScanInputs, ScanParameters, StateShape
 from engine_svc.recurrence.registry import create_recurrence

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import Balance, LightningConfig, ModelConfig, MoeConfig, base_config
+from engine_svc.models.config import Balance, ModelConfig, MoeConfig, base_config
+from engine_svc.models.recurrent_config import LightningConfig
 
 # Fields of Balance → the part's name in the released configurations.
 _FACTORS = {"attention": "full_attention", "recurrent": "linear_attention", "mlp": "mlp"}

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_svc.models.bamba import number
-from engine_svc.models.config import Mamba2Config, ModelConfig, MoeConfig, activation, base_config
+from engine_svc.models.config import ModelConfig, MoeConfig, activation, base_config
+from engine_svc.models.recurrent_config import Mamba2Config
 
 _NAMES = {"backbone": "model", "embeddings": "embed_tokens", "norm_f": "norm"}
 _KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # in patterns

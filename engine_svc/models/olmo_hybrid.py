@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import DeltaNetConfig, ModelConfig, base_config
+from engine_svc.models.config import ModelConfig, base_config
+from engine_svc.models.recurrent_config import DeltaNetConfig
 
 _NAMES = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
 _NORM_EPSILON = 1e-5  # of delta nets' outputs, regardless of the configuration

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_svc.models.bamba import number
-from engine_svc.models.config import Mamba2Config, MambaConfig, ModelConfig, RecurrentConfig, base_config
+from engine_svc.models.config import ModelConfig, base_config
+from engine_svc.models.recurrent_config import Mamba2Config, MambaConfig, RecurrentConfig
 
 _NAMES = {"backbone": "model", "embeddings": "embed_tokens", "embedding": "embed_tokens", "norm_f": "norm"}
 # These models have no positions; this is the length that is reserved for a sequence's tokens.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import DeltaNetConfig, ModelConfig, MoeConfig, base_config
+from engine_svc.models.config import ModelConfig, MoeConfig, base_config
 from engine_svc.models.qwen_moe import mixtures
+from engine_svc.models.recurrent_config import DeltaNetConfig
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:

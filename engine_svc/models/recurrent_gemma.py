@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from engine_svc.models.config import GatedUnitsConfig, ModelConfig, activation, base_config
+from engine_svc.models.config import ModelConfig, activation, base_config
+from engine_svc.models.recurrent_config import GatedUnitsConfig
 
 _MODULES = {
     "temporal_block": "self_attn", "temporal_pre_norm": "input_layernorm", "mlp_block": "mlp",

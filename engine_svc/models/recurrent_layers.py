@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from engine_svc.layers.context import LayerContext
-from engine_svc.models.config import (
+from engine_svc.models.delta_net import DELTA_NETS
+from engine_svc.models.gated_units import GatedUnits
+from engine_svc.models.lightning import LightningAttention
+from engine_svc.models.mamba import Mamba
+from engine_svc.models.mamba2 import Mamba2
+from engine_svc.models.recurrent import RecurrentLayer
+from engine_svc.models.recurrent_config import (
     GatedUnitsConfig,
     LightningConfig,
     Mamba2Config,
@@ -11,12 +17,6 @@ from engine_svc.models.config import (
     RecurrentConfig,
     ShortConvolutionConfig,
 )
-from engine_svc.models.delta_net import DELTA_NETS
-from engine_svc.models.gated_units import GatedUnits
-from engine_svc.models.lightning import LightningAttention
-from engine_svc.models.mamba import Mamba
-from engine_svc.models.mamba2 import Mamba2
-from engine_svc.models.recurrent import RecurrentLayer
 from engine_svc.models.short_convolution import ShortConvolution
 
 

@@ -7,8 +7,8 @@ import torch
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
 from engine_svc.models.attention import StepInputs
-from engine_svc.models.config import ShortConvolutionConfig
 from engine_svc.models.recurrent import ChannelConvolution, RecurrentLayer
+from engine_svc.models.recurrent_config import ShortConvolutionConfig
 from engine_svc.recurrence.base import LayerState, StateShape
 from engine_svc.recurrence.registry import create_recurrence
 

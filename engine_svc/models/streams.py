@@ -64,13 +64,12 @@ class HyperConnection(torch.nn.Module):
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Mixing]:
         """[tokens, count * hidden_size] → the part's input [tokens, hidden_size], and weights for `mixed`."""
         count, epsilon = self._streams.count, self._streams.epsilon
-        found = F.linear(_normed(streams, self._norm_epsilon), self.fn)
-        sizes = torch.tensor((count, count, count * count))
-        scale = self.scale.repeat_interleave(sizes.to(self.scale.device), output_size=len(self.base))
-        before, added, kept = (found * scale + self.base).split(sizes.tolist(), dim=-1)
-        weights = before.sigmoid() + epsilon
+        sizes = count, count, count * count
+        found = F.linear(_normed(streams, self._norm_epsilon), self.fn).split(sizes, dim=-1)
+        parts = zip(found, self.scale.unbind(), self.base.split(sizes), strict=True)
+        before, added, kept = (each * scale + base for each, scale, base in parts)
         kept = _doubly_stochastic(kept.unflatten(1, (count, count)), self._streams)
-        return collapsed(streams, weights), Mixing(2 * added.sigmoid(), kept)
+        return collapsed(streams, before.sigmoid() + epsilon), Mixing(2 * added.sigmoid(), kept)
 
 
 class CollapsedNorm(RMSNorm):

@@ -1,4 +1,7 @@
-"""fp8: checkpoints with E4M3 weights, such as DeepSeek-V3's, and quantization of any checkpoint to E4M3 on load."""
+"""fp8: checkpoints with E4M3 weights, such as DeepSeek-V3's, and quantization of any checkpoint to E4M3 on load.
+
+The experts of DeepSeek V4 have 4 bits.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from engine_svc.ops.rounding import to_float8
 from engine_svc.quantization.base import LayerMethod, ModelForm, Place, QuantizationMethod
+from engine_svc.quantization.float4 import deepseek_fp4
 from engine_svc.quantization.float8 import Float8Layer
 from engine_svc.quantization.on_load import RoundedLayer
 from engine_svc.quantization.scales import TENSOR, Scales
@@ -25,6 +29,7 @@ class Fp8(QuantizationMethod):
 
     quantized: LayerMethod
     plain: PlainLayer
+    experts: LayerMethod
     ignored: Sequence[str] = ()  # modules that are not quantized
 
     @classmethod
@@ -33,17 +38,20 @@ class Fp8(QuantizationMethod):
         one_of(settings, "activation_scheme", _SCHEMES, "dynamic")
         one_of(settings, "fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
         ignored = (*names(settings, "ignored_layers"), *names(settings, "modules_to_not_convert"))
-        return cls(Float8Layer(_scales(settings.get("weight_block_size")), _NAMES), PlainLayer(form.dtype), ignored)
+        quantized = Float8Layer(_scales(settings.get("weight_block_size")), _NAMES)
+        has_fp4 = one_of(settings, "expert_dtype", ("fp8", "fp4"), "fp8") == "fp4"
+        return cls(quantized, PlainLayer(form.dtype), deepseek_fp4() if has_fp4 else quantized, ignored)
 
     @classmethod
     def on_load(cls, name: str, form: ModelForm) -> Fp8:
         """See QuantizationMethod.on_load."""
-        return cls(RoundedLayer(form.dtype, to_float8), PlainLayer(form.dtype))
+        quantized = RoundedLayer(form.dtype, to_float8)
+        return cls(quantized, PlainLayer(form.dtype), quantized)
 
     def layer(self, place: Place) -> LayerMethod:
         """See QuantizationMethod.layer."""
-        is_quantized = place.kind in ("linear", "experts") and not place.is_any_of(self.ignored)
-        return self.quantized if is_quantized else self.plain
+        by_kind = {"linear": self.quantized, "experts": self.experts}
+        return self.plain if place.is_any_of(self.ignored) else by_kind.get(place.kind, self.plain)
 
 
 def _scales(block: Any) -> Scales:

@@ -30,9 +30,14 @@ DEQUANTIZED = (("mxfp4", "gpt_oss"),)
 
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The quantization settings in config.json; None if the weights are not quantized."""
+    """The quantization settings in config.json; None if the weights are not quantized.
+
+    Some have the form of experts beside the others (DeepSeek V4).
+    """
     found = config.get("quantization_config")
-    return found if isinstance(found, Mapping) and found.get("quant_method") else None
+    if not isinstance(found, Mapping) or not found.get("quant_method"):
+        return None
+    return {"expert_dtype": config["expert_dtype"], **found} if config.get("expert_dtype") else found
 
 
 def check_dequantized(config: Mapping[str, Any]) -> None:

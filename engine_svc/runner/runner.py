@@ -96,20 +96,17 @@ class Runner:
         self._whole_image_tokens = self._facts.whole_image_tokens if loaded.images else 0
         self._token_budget = step_tokens(device, options.scheduler, self._whole_image_tokens)
         stage = self._model.stage
-        self._groups = group_layers(
-            self._facts.attention_windows, self._facts.caching(stage.layers), self._attention.layers_per_cache
-        )
+        per_cache = self._attention.layers_per_cache
+        self._groups = group_layers(self._facts.attention_windows, self._facts.caching(stage.layers), per_cache)
         self._state_form, self._product_rows = loaded.states, loaded.product_rows
         self._states_each = options.speculative.most_query_len if self._state_form.shapes else 1  # of a sequence
-        self._num_caches = most_caches(self._groups, self._attention.layers_per_cache)
+        self._num_caches = most_caches(self._groups, per_cache)
         self._buffers = SlotBuffers(
             max_num_seqs, self._max_model_len, self._attention.shape.block_tokens, len(self._groups), device,
             self._dtype, self._attention.shape.part,
             ImageRows(loaded.images, device, both_ways=self._whole_image_tokens > 0), self._states_each,
         )  # fmt: skip
-        self._link = StageLink(
-            groups, stage, self._facts.hidden_size * self._facts.stream_count, self._buffers, device, self._dtype
-        )
+        self._link = StageLink(groups, stage, self._facts.passed_size, self._buffers, device, self._dtype)
         self._num_stages = groups.layout.pipeline
         self._adapters = StepAdapters(loaded.adapters, max_num_seqs, self._token_budget)
         self._answers: Answers | None = None  # only in the last pipeline stage
@@ -127,7 +124,7 @@ class Runner:
         # Whether the last layer may skip rows that nothing is sampled from; not if other data ranks count on all rows.
         self._skips_rows = (
             isinstance(self._model, Decoder) and stage.is_last and groups.lockstep is None
-            and not (self._drafting and self._drafting.reads_features) and not self._facts.encoder_tokens and self._facts.stream_count == 1
+            and not (self._drafting and self._drafting.reads_features) and not self._facts.keeps_all_rows
         )  # fmt: skip
         self._forward = ForwardPasses(loaded, self._groups, max_num_seqs)
         self._store: BlockStore = NoStore()
@@ -319,7 +316,7 @@ class Runner:
     @property
     def _records_steps(self) -> bool:
         is_wanted = isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager
-        return is_wanted and not self.passes.why_not_recorded
+        return is_wanted and self._attention.is_recordable and not self.passes.why_not_recorded
 
     @torch.inference_mode()
     def _record_steps(self) -> None:

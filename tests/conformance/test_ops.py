@@ -228,8 +228,9 @@ ROUTINGS = {
     "deepseek v2": Routing(3, False, num_groups=4, chosen_groups=2, scale=2.5),
     "deepseek v3": Routing(2, True, "sigmoid", num_groups=2, chosen_groups=1, scale=1.5),
     "sigmoid": Routing(4, False, "sigmoid"), "ernie": Routing(3, True), "llama 4": Routing(1, False, "sigmoid"),
+    "deepseek v4": Routing(3, True, "sqrtsoftplus", scale=1.5),
 }  # fmt: skip
-WITH_BIAS = ("deepseek v3", "sigmoid", "ernie")
+WITH_BIAS = ("deepseek v3", "sigmoid", "ernie", "deepseek v4")
 
 
 def chosen_by_definition(scores: list[float], bias: list[float], routing: Routing) -> tuple[list[int], list[float]]:
@@ -252,7 +253,7 @@ def test_choose_experts(name: str, routing: str, tokens: int) -> None:
     bias = normal(8, dtype=torch.float32, seed=1) if routing in WITH_BIAS else None
     weights, ids = ops.choose_experts(logits, bias, wanted)
     assert weights.dtype == torch.float32
-    scores = logits.double().softmax(-1) if wanted.scoring == "softmax" else logits.double().sigmoid()
+    scores = scores_by_definition(logits, wanted)
     for row in range(tokens):
         added = [0.0] * 8 if bias is None else bias.double().tolist()
         expected_ids, expected = chosen_by_definition(scores[row].tolist(), added, wanted)
@@ -281,6 +282,23 @@ def test_rows_of_nobody_choose_no_expert(name: str, present: int) -> None:
     found, own = ops.choose_experts(logits, None, ROUTINGS["mixtral"], torch.tensor([present], dtype=torch.int32))
     assert own.tolist() == [*ids[:present].tolist(), *[[-1, -1]] * (5 - present)]
     assert found[:present].equal(weights[:present])
+
+
+def scores_by_definition(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
+    wide = logits.double()
+    if routing.scoring == "sqrtsoftplus":
+        return wide.exp().log1p().sqrt()
+    return wide.softmax(-1) if routing.scoring == "softmax" else wide.sigmoid()
+
+
+@every
+def test_roots_of_softplus_keep_their_digits(name: str) -> None:
+    """Also where the exponential of a logit is much smaller or greater than one."""
+    ops, _ = make_ops(name)
+    logits = torch.tensor([[-40.0, -60.0, -80.0], [30.0, 80.0, 95.0], [-12.0, -3.0, 0.0]])
+    weights, ids = ops.choose_experts(logits, torch.zeros(3), Routing(3, False, "sqrtsoftplus"))
+    expected = torch.where(logits > 30, logits.double(), logits.double().exp().log1p()).sqrt()
+    torch.testing.assert_close(weights.double(), expected.gather(1, ids), rtol=2e-6, atol=0)
 
 
 @every

@@ -28,8 +28,8 @@ def activated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit) + 1
         return gate / (1 + (-activation.slope * gate).exp()) * up
     if isinstance(activation, ClippedSilu):
-        most = activation.limit
-        return (gate / (1 + (-gate).exp())).clamp(max=most) * up.clamp(-most, most)
+        silu = (gate / (1 + (-gate).exp())).clamp(max=activation.gate_limit)
+        return silu * up.clamp(-activation.limit, activation.limit)
     if activation == "silu":
         return gate / (1 + (-gate).exp()) * up
     if activation == "relu":
@@ -60,7 +60,7 @@ def experts_by_definition(
     return expected
 
 
-CLAMPED, CLIPPED = ClampedSwish(1.702, 1.5), ClippedSilu(0.7)
+CLAMPED, CLIPPED = ClampedSwish(1.702, 1.5), ClippedSilu(0.7, gate_limit=0.4)
 
 
 def forms_of_experts(experts: int, size: int, inner: int, dtype: torch.dtype) -> dict[str, ExpertsForm]:

@@ -15,7 +15,7 @@ from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.module_names import names_in_checkpoints
 from engine_svc.loader.model import build_model, load_model
 from engine_svc.loader.own_dtype import read_config_to_load
-from engine_svc.models.config import Mamba2Config
+from engine_svc.models.recurrent_config import Mamba2Config
 from engine_svc.models.registry import config_for, text_part
 from engine_svc.ops.plain import PlainOps
 from engine_svc.parallel.group import ParallelGroups
