@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from engine_svc.layers.context import LayerContext
+from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.parameter import LoadedParameter
 from engine_svc.models.attention import AnyLayerCache, StepInputs
@@ -50,26 +50,30 @@ class StreamLayer(DecoderLayer):
         return LayerOutput(mixed(hidden, fed, mixing), residual)
 
 
-class HyperConnection(torch.nn.Module):
+class HyperConnection(PackedLayer):
     """Collapses streams before a part of a layer, and says how they are mixed after it."""
 
     def __init__(self, hidden_size: int, streams: StreamsConfig, norm_epsilon: float, context: LayerContext) -> None:
         super().__init__()
-        self._streams, self._norm_epsilon = streams, norm_epsilon
+        self._ops, self._streams, self._norm_epsilon = context.ops, streams, norm_epsilon
         count = streams.count
-        self.fn = LoadedParameter(((2 + count) * count, count * hidden_size), torch.float32, context.device)
-        self.base = LoadedParameter(((2 + count) * count,), torch.float32, context.device)
-        self.scale = LoadedParameter((3,), torch.float32, context.device)
+        self._sizes = count, count, count * count
+        self.fn = LoadedParameter((sum(self._sizes), count * hidden_size), torch.float32, context.device)
+        self.base = LoadedParameter((sum(self._sizes),), torch.float32, context.device)
+        self.scale = LoadedParameter((len(self._sizes),), torch.float32, context.device)
+
+    def pack(self) -> None:
+        """See PackedLayer.pack."""
+        for rows, scale in zip(self.fn.data.split(self._sizes), self.scale, strict=True):
+            rows.mul_(scale)
+        del self.scale
 
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Mixing]:
         """[tokens, count * hidden_size] → the part's input [tokens, hidden_size], and weights for `mixed`."""
-        count, epsilon = self._streams.count, self._streams.epsilon
-        sizes = count, count, count * count
-        found = F.linear(_normed(streams, self._norm_epsilon), self.fn).split(sizes, dim=-1)
-        parts = zip(found, self.scale.unbind(), self.base.split(sizes), strict=True)
-        before, added, kept = (each * scale + base for each, scale, base in parts)
-        kept = _doubly_stochastic(kept.unflatten(1, (count, count)), self._streams)
-        return collapsed(streams, before.sigmoid() + epsilon), Mixing(2 * added.sigmoid(), kept)
+        form, scores = self._streams, F.linear(_normed(streams, self._norm_epsilon), self.fn, self.base)
+        found = self._ops.stream_weights(scores, form.count, form.iterations, form.epsilon)
+        before, added, kept = found.split(self._sizes, dim=1)
+        return collapsed(streams, before), Mixing(added, kept.unflatten(1, (form.count, -1)))
 
 
 class CollapsedNorm(RMSNorm):
@@ -115,13 +119,3 @@ def mixed(streams: torch.Tensor, output: torch.Tensor, mixing: Mixing) -> torch.
 def _normed(streams: torch.Tensor, epsilon: float) -> torch.Tensor:
     wide = streams.float()
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-
-
-def _doubly_stochastic(scores: torch.Tensor, streams: StreamsConfig) -> torch.Tensor:
-    """Scores [tokens, count, count] → weights whose rows and columns sum to one, nearly."""
-    weights = scores.softmax(-1) + streams.epsilon
-    weights = weights / (weights.sum(-2, keepdim=True) + streams.epsilon)
-    for _ in range(streams.iterations - 1):
-        weights = weights / (weights.sum(-1, keepdim=True) + streams.epsilon)
-        weights = weights / (weights.sum(-2, keepdim=True) + streams.epsilon)
-    return weights

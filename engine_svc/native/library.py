@@ -70,7 +70,7 @@ _SIGNATURES = {
     "rotate": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, *(_LONG,) * 5, _INT),
     "activate_and_multiply": (_INT, _POINTER, _POINTER, _LONG, _LONG, _INT, _FLOAT, _FLOAT),
     "activate": (_INT, _POINTER, _LONG, _LONG, _INT),
-    "xielu": (_INT, _POINTER, _LONG, _LONG, _POINTER),
+    "xielu": (_INT, _POINTER, _LONG, _LONG, _POINTER), "stream_weights": (_POINTER, *(_LONG,) * 3, _FLOAT),
     "sample": (_POINTER, _LONG, _LONG, _LONG, *(_POINTER,) * 5),
     "sample_part": (_POINTER, *(_LONG,) * 4, *(_POINTER,) * 6),
     "candidates": (_POINTER, *(_LONG,) * 4, *(_POINTER,) * 3, _LONG, *(_POINTER,) * 3),

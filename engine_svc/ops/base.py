@@ -473,6 +473,18 @@ class Ops(ABC):
             numbers: contiguous float32 [4]: rise, fall, slope and limit, which is negative.
         """
 
+    @abstractmethod
+    def stream_weights(self, scores: torch.Tensor, count: int, iterations: int, epsilon: float) -> torch.Tensor:
+        """Turns scores into the weights of hyper-connections (Xie et al. 2026), in place, and returns them.
+
+        Args:
+            scores: contiguous float32 [tokens, count * (2 + count)]. First those of each stream in the input of a
+                layer's part, which become sigmoids plus epsilon; then of the part's output in each stream, which become
+                twice sigmoids; then a matrix of each stream (rows) in each new one (columns), which becomes doubly
+                stochastic: a softmax of each row plus epsilon, then divided by the sums of columns, and from the second
+                iteration on by those of rows and again of columns. Epsilon is added to these sums.
+        """
+
 
 def of_present(expert_ids: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
     """Expert ids [tokens, chosen], with -1 for tokens past the first `present`; see Ops.choose_experts."""

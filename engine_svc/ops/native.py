@@ -315,3 +315,8 @@ class NativeOps(Ops):
         """See Ops.xielu."""
         self.kernels.xielu(TYPES[values.dtype], values.data_ptr(), *values.shape, numbers.data_ptr())
         return values
+
+    def stream_weights(self, scores: torch.Tensor, count: int, iterations: int, epsilon: float) -> torch.Tensor:
+        """See Ops.stream_weights."""
+        self.kernels.stream_weights(scores.data_ptr(), len(scores), count, iterations, epsilon)
+        return scores

@@ -261,6 +261,16 @@ class PlainOps(Ops):
         falling = (slope + fall) * (torch.minimum(wide, limit).expm1() - wide)
         return values.copy_(slope * wide + torch.where(wide > 0, rise * wide.square(), falling))
 
+    def stream_weights(self, scores: torch.Tensor, count: int, iterations: int, epsilon: float) -> torch.Tensor:
+        """See Ops.stream_weights."""
+        before, added, kept = scores.split((count, count, count * count), dim=1)
+        weights = kept.unflatten(1, (count, count)).softmax(-1) + epsilon
+        weights = weights / (weights.sum(-2, keepdim=True) + epsilon)
+        for _ in range(iterations - 1):
+            weights = weights / (weights.sum(-1, keepdim=True) + epsilon)
+            weights = weights / (weights.sum(-2, keepdim=True) + epsilon)
+        return torch.cat((before.sigmoid() + epsilon, 2 * added.sigmoid(), weights.flatten(1)), dim=1, out=scores)
+
 
 def _filled(tiles: RowTiles) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Yields the index, group and rows of each tile that has rows."""

@@ -37,6 +37,7 @@ from engine_svc.kernels.single_row import Norm, most_rows, single_row_product
 from engine_svc.kernels.single_row_coded import MOST_ROWS as MOST_CODED_ROWS
 from engine_svc.kernels.single_row_coded import coded_row_product, takes_rows
 from engine_svc.kernels.single_row_experts import Stack, single_row_experts
+from engine_svc.kernels.streams import stream_weights
 from engine_svc.ops.base import (
     Activation,
     ClampedSwish,
@@ -217,6 +218,10 @@ class TritonOps(PlainOps):
     def xielu(self, values: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """See Ops.xielu."""
         return activation_kernels.xielu(values, numbers)
+
+    def stream_weights(self, scores: torch.Tensor, count: int, iterations: int, epsilon: float) -> torch.Tensor:
+        """See Ops.stream_weights."""
+        return stream_weights(scores, count, iterations, epsilon)
 
 
 class InvariantTritonOps(TritonOps):

@@ -41,6 +41,7 @@ from tests.engine_svc.kernels.test_sampling import check_draws
 from tests.engine_svc.models.test_batch_invariance import TYPES
 from tests.engine_svc.models.test_batch_invariance import check as check_requests
 from tests.support.adapter_folders import low_rank, write_adapter
+from tests.support.deepseek_v4 import make_deepseek_v4
 from tests.support.engine_options import engine_options
 from tests.support.exact_answers import check_answers, check_answers_of
 from tests.support.heads import add_qwen_multi_token_layer
@@ -281,6 +282,14 @@ def test_more_query_heads_in_layers_with_a_window(tmp_path: Path, eager: bool) -
     add_step3_multi_token_layer(tmp_path, model)
     options = LIMITS | {"enforce_eager": eager, "speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
     with running_engine(tmp_path, drafter=RankDrafter(2), **options) as engine:
+        found = run(engine, prompts, replace(SAMPLING, logprobs=4))
+    check_answers_of(model, prompts, found, NUM_TOKENS)
+
+
+def test_compressed_entries(tmp_path: Path) -> None:
+    """DeepSeek V4: prompts and answers with fewer entries than are chosen, and with more; nothing is recorded."""
+    model, prompts = make_deepseek_v4(tmp_path), random_prompts(9, 60)
+    with running_engine(tmp_path, **LIMITS) as engine, no_waits():
         found = run(engine, prompts, replace(SAMPLING, logprobs=4))
     check_answers_of(model, prompts, found, NUM_TOKENS)
 

@@ -20,9 +20,9 @@ TEXT: dict[str, Any] = {
     "routed_scaling_factor": 1.5, "vocab_size": VOCAB_SIZE, "max_position_embeddings": 512,
     "layer_types": [_HEAVY, "sliding_attention", _SPARSE, _HEAVY, _SPARSE],
     "compress_rates": {_SPARSE: 4, _HEAVY: 16}, "sliding_window": 16, "swiglu_limit": 0.3,
-    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe", "hash_moe"], "hc_mult": 3, "hc_sinkhorn_iters": 5, "hc_eps": 1e-6,
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe", "hash_moe"], "hc_mult": 3, "hc_sinkhorn_iters": 5,
     "partial_rotary_factor": 0.25, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 16, "index_head_dim": 16,
-    "index_topk": 6, "rms_norm_eps": 1e-5, "rope_parameters": {
+    "index_topk": 6, "rms_norm_eps": 1e-5, "hc_eps": 1e-6, "rope_parameters": {
         "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1,
     },
 }  # fmt: skip
