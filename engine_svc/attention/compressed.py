@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional as F
 
 from engine_svc.attention.base import (
     AttentionBackend,
@@ -26,7 +27,8 @@ from engine_svc.attention.base import (
 from engine_svc.attention.chosen import weighted_scores
 from engine_svc.transfer import to_device_together
 
-_BYTES = 64 << 20  # of scores or gathered vectors at a time
+SCORE_BYTES = 64 << 20  # of scores or gathered vectors at a time
+_FEW = 8  # new tokens of a sequence, up to which each looks up by itself what it sees
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,25 @@ class Places(NamedTuple):
         return Places(self.blocks[rows], self.offsets[rows])
 
 
+class Look(NamedTuple):
+    """The last tokens up to each of several ones, themselves included."""
+
+    places: Places  # [rows, count], of their cells; of the last one for those that there are not
+    absent: torch.Tensor  # bool [rows, count], where there is no token
+
+    def of(self, rows: slice) -> Look:
+        """What some rows look at."""
+        return Look(self.places.of(rows), self.absent[rows])
+
+
+class Span(NamedTuple):
+    """A sequence's tokens in a batch, and its length with them."""
+
+    first: int
+    end: int
+    length: int
+
+
 @dataclass(frozen=True)
 class Closing:
     """The tokens of a batch that are the last ones of an entry."""
@@ -70,10 +91,9 @@ class CellsPrepared(Prepared):
     """What layers share that have their cells in the same blocks."""
 
     new: Places  # [tokens]
-    seen: Places  # [tokens, window]
-    unseen: torch.Tensor  # bool [tokens, window], where there is no token
-    read: dict[EntryForm, Places]  # [closing tokens, span], what entries are made of
-    absent: dict[EntryForm, torch.Tensor]  # bool, likewise, where there is no token
+    few: tuple[tuple[slice, Look], ...]  # consecutive tokens of sequences with few new ones each, and their windows
+    many: tuple[tuple[int, Span], ...]  # the other sequences
+    read: dict[EntryForm, Look]  # of closing tokens, what entries are made of
 
 
 @dataclass(frozen=True)
@@ -84,7 +104,16 @@ class EntriesPrepared(Prepared):
     counts: dict[EntryForm, torch.Tensor]  # int64 [tokens], how many entries each token sees
     longest: dict[EntryForm, int]  # the greatest of them
     sequences: torch.Tensor  # int64 [tokens]
-    spans: tuple[tuple[int, int, int], ...]  # (first token, end, length) of each sequence
+    spans: tuple[Span, ...]  # of each sequence
+
+
+class SeenEntries(NamedTuple):
+    """The entries that tokens attend to in a layer."""
+
+    vectors: torch.Tensor  # [num_blocks, entries, head_dim], the layer's cache of them
+    prepared: EntriesPrepared
+    form: EntryForm
+    chosen: torch.Tensor | None  # int64 [tokens, most], -1 for none; None means all that a token sees
 
 
 class CompressedBackend(AttentionBackend):
@@ -107,7 +136,7 @@ class CompressedBackend(AttentionBackend):
             ValueError: entries do not fit blocks.
         """
         super().__init__(shape)
-        self._sizes, self._forms, self._window, self._num_layers = sizes, tuple(forms), window, num_layers
+        self._sizes, self._forms, self.window, self._num_layers = sizes, tuple(forms), window, num_layers
         self._cell = sizes.head_dim + sizes.inputs
         for form in self._forms:
             if max(form.rate, shape.block_size) % min(form.rate, shape.block_size):
@@ -154,43 +183,34 @@ class CompressedBackend(AttentionBackend):
         sequences = np.repeat(np.arange(len(query_lens)), query_lens)
         ends = np.cumsum(query_lens)
         positions = np.arange(len(sequences)) + np.repeat(seq_lens - ends, query_lens)
-        if layers[0] < self._num_layers:
-            return self._prepare_cells(metadata, sequences, positions)
-        spans = tuple(
-            (int(end - count), int(end), int(length))
-            for end, count, length in zip(ends, query_lens, seq_lens, strict=True)
-        )
-        return self._prepare_entries(metadata, sequences, positions, spans)
+        spans = tuple(map(Span, (ends - query_lens).tolist(), ends.tolist(), seq_lens.tolist()))
+        prepare = self._prepare_cells if layers[0] < self._num_layers else self._prepare_entries
+        return prepare(metadata, sequences, positions, spans)
 
     def _prepare_cells(
-        self, metadata: AttentionMetadata, sequences: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
-    ) -> CellsPrepared:
-        closing = {form: np.flatnonzero((positions + 1) % form.rate == 0) for form in self._forms}
-        looks = [(sequences, positions, self._window)]
-        looks += [(sequences[rows], positions[rows], form.span) for form, rows in closing.items()]
-        found = [self._looking_back(metadata, *look) for look in looks]
-        (seen, unseen), *reads = found
+        self, metadata: AttentionMetadata, sequences: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
+        spans: tuple[Span, ...],
+    ) -> CellsPrepared:  # fmt: skip
+        parts, many = _divided(spans)
+        closing = [np.flatnonzero((positions + 1) % form.rate == 0) for form in self._forms]
+        few = tuple((part, self.look(metadata, sequences[part], positions[part], self.window)) for part in parts)
+        read = {
+            form: self.look(metadata, sequences[rows], positions[rows], form.span)
+            for form, rows in zip(self._forms, closing, strict=True)
+        }
         size = self.shape.block_size
         new = Places(metadata.slot_mapping // size, metadata.slot_mapping % size)
-        return CellsPrepared(
-            metadata, new, seen, unseen, {form: places for form, (places, _) in zip(closing, reads, strict=True)},
-            {form: absent for form, (_, absent) in zip(closing, reads, strict=True)},
-        )  # fmt: skip
+        return CellsPrepared(metadata, new, few, many, read)
 
-    def _looking_back(
-        self,
-        metadata: AttentionMetadata,
-        sequences: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
+    def look(
+        self, metadata: AttentionMetadata, sequences: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
         count: int,
-    ) -> tuple[Places, torch.Tensor]:
-        """The last `count` tokens up to each position: [positions, count], and where there are none."""
-        device = self.shape.device
-        of, at = to_device_together([sequences, positions], device)
-        back = at[:, None] - torch.arange(count - 1, -1, -1, device=device)
+    ) -> Look:  # fmt: skip
+        """What tokens at these positions of sequences see if they look back at so many."""
+        of, at = to_device_together([sequences, positions], self.shape.device)
+        back = at[:, None] - torch.arange(count - 1, -1, -1, device=self.shape.device)
         absent = back < 0
-        back = back.clamp_(min=0)
-        return self._places(metadata, of[:, None], back), absent
+        return Look(self._places(metadata, of[:, None], torch.where(absent, at[:, None], back)), absent)
 
     def _places(self, metadata: AttentionMetadata, sequences: torch.Tensor, positions: torch.Tensor) -> Places:
         size = self.shape.block_size
@@ -198,7 +218,7 @@ class CompressedBackend(AttentionBackend):
 
     def _prepare_entries(
         self, metadata: AttentionMetadata, sequences: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
-        spans: tuple[tuple[int, int, int], ...],
+        spans: tuple[Span, ...],
     ) -> EntriesPrepared:  # fmt: skip
         device = self.shape.device
         of, at = to_device_together([sequences, positions], device)
@@ -215,8 +235,8 @@ class CompressedBackend(AttentionBackend):
     def places_of_entries(
         self, prepared: EntriesPrepared, sequences: torch.Tensor, entries: torch.Tensor, form: EntryForm
     ) -> Places:
-        """The places of entries, int64 of any shape, counted in their sequences; of the first one for -1."""
-        last = (entries.clamp(min=0) + 1) * form.rate - 1
+        """The places of entries, int64 of any shape, counted in their sequences."""
+        last = (entries + 1) * form.rate - 1
         blocks, offsets = self._places(prepared.metadata, sequences, last)
         return Places(blocks, offsets // form.rate)
 
@@ -232,64 +252,27 @@ class CompressedBackend(AttentionBackend):
             keys: [num_blocks, entries, key_dim], those of the layer's entries.
 
         Returns:
-            int64 [tokens, at most `most`]; -1 for none.
+            int64 [tokens, most]; -1 for none.
         """
-        longest, heads = prepared.longest[form], query.shape[1]
-        if longest <= most:
-            return self.all_entries(prepared, form)
-        found = []
+        heads, found = query.shape[1], []
         for sequence, (first, end, length) in enumerate(prepared.spans):
             count = length // form.rate
+            known = keys[self.all_places(prepared, sequence, count, form)]
             numbers = torch.arange(count, device=query.device)
-            known = keys[self.places_of_entries(prepared, torch.full_like(numbers, sequence), numbers, form)]
-            size = max(1, _BYTES // (4 * (heads + 1) * max(count, 1)))
+            size = max(1, SCORE_BYTES // (4 * (heads + 1) * max(count, 1)))
             for begin in range(first, end, size):
                 part = slice(begin, min(begin + size, end))
                 scores = weighted_scores(query[part], weights[part], known)
                 scores.masked_fill_(numbers >= prepared.counts[form][part, None], -torch.inf)
                 best, entries = scores.topk(min(most, count), dim=1, sorted=False)
                 entries.masked_fill_(best == -torch.inf, -1)
-                found.append(torch.nn.functional.pad(entries, (0, most - entries.shape[1]), value=-1))
+                found.append(F.pad(entries, (0, most - entries.shape[1]), value=-1))
         return torch.cat(found)
 
-    def all_entries(self, prepared: EntriesPrepared, form: EntryForm) -> torch.Tensor:
-        """All entries that each token sees: int64 [tokens, most of any]; -1 for none."""
-        numbers = torch.arange(prepared.longest[form], device=self.shape.device)
-        counts = prepared.counts[form][:, None]
-        return torch.where(numbers < counts, numbers, -1)
-
-    def attend_to(
-        self, query: torch.Tensor, cells: torch.Tensor, prepared: CellsPrepared, options: AttentionOptions,
-        entries: tuple[torch.Tensor, Places, torch.Tensor] | None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Attends to the window and to entries, all of which are cached: [tokens, heads, head_dim] → the same shape.
-
-        Args:
-            cells: the layer's cache of them.
-            options: of which the scale and the sinks are used.
-            entries: a cache of vectors [num_blocks, entries, head_dim], the places of those that each token attends to
-                [tokens, count], and which of these are none (bool).
-        """
-        output, dim, sinks = torch.empty_like(query), query.shape[2], options.sinks
-        wide = torch.promote_types(query.dtype, torch.float32)
-        count = self._window + (0 if entries is None else entries[2].shape[1])
-        size = max(1, _BYTES // (count * max(dim * query.dtype.itemsize, query.shape[1] * wide.itemsize)))
-        keys = cells[..., :dim]
-        for first in range(0, len(query), size):
-            part = slice(first, first + size)
-            vectors, hidden = keys[prepared.seen.of(part)], prepared.unseen[part]
-            if entries is not None:
-                cache, places, none = entries
-                vectors = torch.cat((vectors, cache[places.of(part)]), dim=1)
-                hidden = torch.cat((hidden, none[part]), dim=1)
-            vectors = vectors.masked_fill(hidden[:, :, None], 0)  # what is not written may be infinite or NaN
-            scores = (query[part] @ vectors.transpose(1, 2)).to(wide) * options.scale
-            scores = scores.masked_fill(hidden[:, None], -torch.inf)
-            if sinks is not None:
-                scores = torch.cat((scores, sinks.to(wide)[None, :, None].expand(len(scores), -1, 1)), dim=2)
-            shares = scores.softmax(dim=2)[..., :count].to(query.dtype)
-            output[part] = shares @ vectors
-        return output
+    def all_places(self, prepared: EntriesPrepared, sequence: int, count: int, form: EntryForm) -> Places:
+        """The places of a sequence's first `count` entries."""
+        numbers = torch.arange(count, device=self.shape.device)
+        return self.places_of_entries(prepared, torch.full_like(numbers, sequence), numbers, form)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, prepared: Prepared,
@@ -297,6 +280,16 @@ class CompressedBackend(AttentionBackend):
     ) -> torch.Tensor:  # fmt: skip
         """
         Raises:
-            TypeError: always; layers call `attend_to`.
+            TypeError: always; layers attend by compressed_sums.py.
         """
         raise TypeError("this backend attends to cells and entries alone")
+
+
+def _divided(spans: Sequence[Span]) -> tuple[list[slice], tuple[tuple[int, Span], ...]]:
+    """Tokens of sequences with few new ones each, in as few parts as possible; and the other sequences."""
+    few: list[slice] = []
+    many = tuple(each for each in enumerate(spans) if each[1].end - each[1].first > _FEW)
+    for first, end, _ in (span for span in spans if span.end - span.first <= _FEW):
+        start = few.pop().start if few and few[-1].stop == first else first
+        few.append(slice(start, end))
+    return few, many

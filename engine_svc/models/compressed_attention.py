@@ -14,8 +14,9 @@ from engine_svc.attention.compressed import (
     CompressedBackend,
     EntriesPrepared,
     EntryForm,
-    Places,
+    SeenEntries,
 )
+from engine_svc.attention.compressed_sums import SeenSums
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, whole_linear
 from engine_svc.layers.norm import RMSNorm
@@ -77,17 +78,16 @@ class CompressedAttention(torch.nn.Module):
         key = self.kv_norm(self.kv_proj(hidden))
         turn_ends(self._ops, key[:, None], rotary, rotated)
         cache.cache[..., :dim][cells.new] = key
-        found = backend.attend_to(
-            query, cache.cache, cells, self.options, self._entries(hidden, query_vectors, backend, cache, step)
-        )
+        entries = self._entries(hidden, query_vectors, backend, cache, step)
+        found = SeenSums(backend, cache.cache[..., :dim], cells, entries, self.options).of(query)
         turn_back(found[..., dim - rotated :], rotary)
         return self.o_b_proj(self.o_a_proj(found.view(len(hidden), self._groups, -1)))
 
     def _entries(
         self, hidden: torch.Tensor, query_vectors: torch.Tensor, backend: CompressedBackend, cache: LayerCache,
         step: StepInputs,
-    ) -> tuple[torch.Tensor, Places, torch.Tensor] | None:  # fmt: skip
-        """Makes the entries that the new tokens close, and finds those that tokens attend to; see `attend_to`."""
+    ) -> SeenEntries | None:  # fmt: skip
+        """Makes the entries that the new tokens close, and finds those that tokens attend to."""
         if self._kind is None or self.compressor is None or cache.entries is None:
             return None
         prepared = cache.entries.prepared
@@ -95,12 +95,10 @@ class CompressedAttention(torch.nn.Module):
         form, dim = EntryForm(self._kind.rate, self._kind.span), self._form.head_dim
         entries = backend.entries_in(cache.entries.cache, form, self._form.entry_size(self._kind))
         self.compressor(hidden, cache, prepared, entries[..., :dim], dim, step)
-        if self.indexer is None:
-            chosen = backend.all_entries(prepared, form)
-        else:
+        chosen = None
+        if self.indexer is not None:
             chosen = self.indexer(hidden, query_vectors, backend, cache, prepared, entries[..., dim:], step)
-        places = backend.places_of_entries(prepared, prepared.sequences[:, None], chosen, form)
-        return entries[..., :dim], places, chosen < 0
+        return SeenEntries(entries[..., :dim], prepared, form, chosen)
 
     def _load_sinks(self, source: TensorSlice, part: str) -> None:
         own = slice(self._first_head, self._first_head + self._heads)
@@ -149,8 +147,9 @@ class Compressor(torch.nn.Module):
         closing = prepared.closing[form]
         if not len(closing.first_positions):
             return
-        vectors, weights = own[cells.read[form]].float().split(self._width, dim=-1)  # [entries, span, series * dim]
-        bias, absent = self.position_bias, cells.absent[form][:, :, None]
+        read = cells.read[form]
+        vectors, weights = own[read.places].float().split(self._width, dim=-1)  # [entries, span, series * dim]
+        bias, absent = self.position_bias, read.absent[:, :, None]
         weights = self._overlapped(weights) + self._overlapped(bias.repeat(self._kind.series, 1)[None])
         shares = weights.masked_fill(absent, -torch.inf).softmax(dim=1)
         sums = (shares * self._overlapped(vectors).masked_fill(absent, 0)).sum(dim=1)
@@ -186,12 +185,12 @@ class EntryIndexer(torch.nn.Module):
     def forward(
         self, hidden: torch.Tensor, query_vectors: torch.Tensor, backend: CompressedBackend, cache: LayerCache,
         prepared: EntriesPrepared, keys: torch.Tensor, step: StepInputs,
-    ) -> torch.Tensor:  # fmt: skip
-        """Makes the keys of new entries, and chooses entries; see CompressedBackend.choose."""
+    ) -> torch.Tensor | None:  # fmt: skip
+        """Makes the keys of new entries, and chooses entries; see CompressedBackend.choose. None means all."""
         self.compressor(hidden, cache, prepared, keys, self._form.head_dim, step)
         form = EntryForm(self._kind.rate, self._kind.span)
         if prepared.longest[form] <= self._form.most:
-            return backend.all_entries(prepared, form)
+            return None
         query = self.q_b_proj(query_vectors).unflatten(1, (self._form.index_heads, -1))
         turn_ends(self._ops, query, step.rotary, self._form.rotated_dim)
         return backend.choose(query, self.weights_proj(hidden), keys, prepared, form, self._form.most)

@@ -50,8 +50,14 @@ class TableChoice(ExpertChoice):
     def __init__(self, hidden_size: int, moe: MoeConfig, *, context: LayerContext) -> None:
         super().__init__(hidden_size, moe, context=context)
         assert moe.table_tokens is not None
-        self._scale = moe.scale
+        self._scale, self._experts = moe.scale, moe.num_experts
         self.table = LoadedParameter((moe.table_tokens, moe.experts_per_token), torch.int64, context.device)
+        self.table.loader = self._load_table
+
+    def pack(self) -> None:
+        """See PackedLayer.pack. A table of --load-format dummy is random: its entries become experts that there are."""
+        super().pack()
+        self.table.data.remainder_(self._experts)
 
     def choose(self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """See ExpertChoice.choose."""
@@ -61,3 +67,9 @@ class TableChoice(ExpertChoice):
         weights = weights * (self._scale / weights.sum(dim=1, keepdim=True))
         present = self._present.count
         return weights, expert_ids if present is None else of_present(expert_ids, present)
+
+    def _load_table(self, source: TensorSlice, part: str) -> None:
+        self.table.write(part, self.table, source, (slice(None), slice(None)))
+        least, most = self.table.aminmax()
+        if least < 0 or most >= self._experts:
+            raise ValueError(f"experts from {least} to {most}, but there are {self._experts}")

@@ -212,3 +212,17 @@ def test_default_layers() -> None:
     assert config.compression.layers == (heavy, heavy, heavy, sparse, heavy)
     gates = {moe.activation for moe in config.moe if moe}
     assert [each.gate_limit for each in gates] == [pytest.approx(0.3 / (1 + math.exp(-0.3)))]  # type: ignore[union-attr]
+
+
+def test_tables_of_unknown_experts(tmp_path: Path) -> None:
+    make_deepseek_v4(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.4.ffn.gate.tid2eid"][3, 1] = 6
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(StartupError, match="tid2eid: experts from 0 to 6, but there are 6"), running_engine(tmp_path):
+        pass
+
+
+def test_random_weights(made: tuple[Path, Any]) -> None:
+    with running_engine(made[0], load_format="dummy") as engine:
+        assert all(len(output.token_ids) == ANSWER for (output,) in run(engine, PROMPTS, SAMPLING))
