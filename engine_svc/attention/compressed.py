@@ -144,8 +144,8 @@ class CompressedBackend(AttentionBackend):
                                  "the tokens that an entry of this model stands for")  # fmt: skip
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """See AttentionBackend.allocate: [num_blocks, block_size * numbers of a cell] each; see `caches_of`."""
-        size = num_blocks, self.shape.block_size * self._cell
+        """See AttentionBackend.allocate: [num_blocks, block_size, numbers of a cell] each, also used for entries."""
+        size = num_blocks, self.shape.block_size, self._cell
         return [torch.zeros(size, dtype=self.shape.stored, device=self.shape.device) for _ in range(num_layers)]
 
     def layers_per_cache(self, layer: int) -> int:
@@ -155,11 +155,10 @@ class CompressedBackend(AttentionBackend):
     def caches_of(self, caches: Sequence[torch.Tensor], layers: Sequence[int]) -> list[torch.Tensor]:
         """See AttentionBackend.caches_of: cells [num_blocks, block_size, numbers], or entries [num_blocks, numbers]."""
         if not layers or layers[0] < self._num_layers:
-            return [each.unflatten(1, (self.shape.block_size, -1)) for each in caches[: len(layers)]]
+            return list(caches[: len(layers)])
         count, size = self.layers_per_cache(layers[0]), self.shape.block_size * self._sizes.entry
-        return [
-            caches[index // count][:, index % count * size : (index % count + 1) * size] for index in range(len(layers))
-        ]
+        places = (divmod(index, count) for index in range(len(layers)))
+        return [caches[cache].flatten(1)[:, place * size : (place + 1) * size] for cache, place in places]
 
     def bytes_per_block(self, num_layers: int) -> int:
         """See AttentionBackend.bytes_per_block."""
@@ -171,11 +170,14 @@ class CompressedBackend(AttentionBackend):
         return cache[:, : count * size].unflatten(1, (count, size))
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
-        """
+        """See AttentionBackend.prepare.
+
         Raises:
-            TypeError: always, because it depends on the layers; see `prepare_for`.
+            TypeError: some layers have entries, for which `prepare_for` prepares otherwise than for cells.
         """
-        raise TypeError("cells and entries are prepared separately")
+        if self._forms:
+            raise TypeError("cells and entries are prepared separately")
+        return self.prepare_for((0,), metadata)
 
     def prepare_for(self, layers: Sequence[int], metadata: AttentionMetadata) -> Prepared:
         """See AttentionBackend.prepare_for."""

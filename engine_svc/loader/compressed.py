@@ -45,9 +45,10 @@ def _entry_size(size: int, rate: int, shape: AttentionShape) -> int:
 
 
 def _check(config: ModelConfig, options: EngineOptions) -> None:
-    cache = options.cache
+    cache, backend = options.cache, options.kernels.attention_backend
     refused = {
-        f"--attention-backend {options.kernels.attention_backend}": options.kernels.attention_backend != "auto",
+        # A draft head is asked for the target's.
+        f"--attention-backend {backend}": backend not in ("auto", CompressedBackend.name),
         f"--kv-cache-dtype {cache.kv_cache_dtype}": cache.kv_cache_dtype not in ("auto", "bfloat16"),
         "--decode-context-parallel-size": options.parallel.decode_context_parallel_size > 1,
         "--batch-invariant": options.kernels.batch_invariant is True,

@@ -29,6 +29,7 @@ from engine_svc.models.heads import (
     one_layer_more,
 )
 from engine_svc.models.registry import config_for, text_part
+from engine_svc.models.stream_head import StreamHead, head_form
 from engine_svc.parallel.group import ParallelGroups
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
@@ -183,8 +184,10 @@ _APART = _MultiToken(
 _OF_STEP = _MultiToken(
     MultiTokenHead, lambda _, raw: HeadForm(step3.multi_token_config(raw), own_output=True), reads_sums=True
 )
+_OF_STREAMS = _MultiToken(StreamHead, head_form, "mtp.", (), reads_sums=True)
 _MULTI_TOKEN = {
-    "DeepseekV3ForCausalLM": _BEHIND, "DeepseekV32ForCausalLM": _BEHIND, "Glm4MoeForCausalLM": _BEHIND,
+    "DeepseekV3ForCausalLM": _BEHIND, "DeepseekV32ForCausalLM": _BEHIND, "DeepseekV4ForCausalLM": _OF_STREAMS,
+    "Glm4MoeForCausalLM": _BEHIND,
     "GlmMoeDsaForCausalLM": _BEHIND, "Qwen3NextForCausalLM": _APART, "Qwen3_5ForCausalLM": _APART,
     "Qwen3_5MoeForCausalLM": _APART, "Step3p5ForCausalLM": _OF_STEP,
 }  # fmt: skip

@@ -21,7 +21,8 @@ _RATES = {_SPARSE: 4, _HEAVY: 128}
 # Names in published checkpoints, and in those that Transformers writes, where they differ.
 _RENAMES = (
     (r"\.scale$", ".weight_scale_inv"),
-    (r"^embed\.", "embed_tokens."), (r"^head\.", "lm_head."), (r"^(model\.hc_head\.hc|hc_head)_", "norm."),
+    (r"^embed\.", "embed_tokens."), (r"^head\.", "lm_head."), (r"^model\.hc_head\.hc_", "norm."),
+    (r"(^|\.)hc_head_", r"\1norm."),
     (r"\.attn\.", ".self_attn."), (r"\.self_attn\.norm\.", ".self_attn.kv_norm."), (r"\.ffn\.", ".mlp."),
     (r"\.hc_(attn|ffn)_", r".\1_hc."),
     (r"\.attn_norm\.", ".input_layernorm."), (r"\.ffn_norm\.", ".post_attention_layernorm."),

@@ -17,7 +17,7 @@ from engine_svc.models.compression_config import Compression
 from engine_svc.models.registry import config_for
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import StartupError
-from tests.support.deepseek_v4 import TEXT, make_deepseek_v4, publish
+from tests.support.deepseek_v4 import PUBLISHED, TEXT, make_deepseek_v4, publish
 from tests.support.exact_answers import check_answers_of
 from tests.support.replaying_drafter import ReplayingDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine
@@ -29,11 +29,6 @@ ANSWER = 40
 # Shorter than a window and any entry, with entries that are not chosen among yet, and with ones that are.
 PROMPTS = random_prompts(1, 3, 17, 90)
 SAMPLING = replace(GREEDY, max_tokens=ANSWER, logprobs=4)
-# What published fields can express: these rates, and experts chosen by tables in the first layers.
-PUBLISHED: dict[str, Any] = {
-    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
-    "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe", "moe"],
-}
 E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 

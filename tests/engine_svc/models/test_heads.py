@@ -21,6 +21,8 @@ from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.engine_svc.runner.test_drafting import Driver
 from tests.support.adapter_folders import low_rank, write_adapter
+from tests.support.deepseek_v4 import PUBLISHED, make_deepseek_v4, publish
+from tests.support.deepseek_v4 import add_multi_token_layer as add_deepseek_v4_layer
 from tests.support.engine_options import engine_options
 from tests.support.heads import (
     Reference,
@@ -75,12 +77,19 @@ def step3(folder: Path, _target: Path) -> Made:
     )
 
 
+def deepseek_v4(folder: Path, _target: Path) -> Made:
+    model = make_deepseek_v4(folder, **PUBLISHED)
+    publish(folder)
+    return Made(folder, add_deepseek_v4_layer(folder, model), method="mtp", num_speculative_tokens=5)
+
+
 HEADS = {
     "eagle": eagle, "eagle3": eagle3, "eagle3-other-layers": eagle3_of_other_layers,
     "deepseek-v3": multi_token("deepseek-v3"), "glm4-moe": multi_token("glm-moe"),
     "qwen3-next": multi_token("qwen3-next", add_qwen_multi_token_layer),
     "qwen3.5": multi_token("qwen3.5", add_qwen_multi_token_layer),
     "qwen3.5-moe": multi_token("qwen3.5-moe", add_qwen_multi_token_layer), "step3.5": step3,
+    "deepseek-v4": deepseek_v4,
 }  # fmt: skip
 
 
@@ -125,7 +134,7 @@ def test_passes_of_heads_are_recorded(made: Made, caplog: pytest.LogCaptureFixtu
 def run_head(made: Made, **chosen: Any) -> Runner:
     options = engine_options(dtype="float32", use_tqdm_on_load=False, speculative_config=made.config, **chosen)
     runner = Runner(ModelOptions(model=str(made.target)), options, ParallelGroups(), torch.device("cpu"))
-    runner.allocate(32, num_snapshots=1)
+    runner.allocate(128, num_snapshots=1)
     return runner
 
 
