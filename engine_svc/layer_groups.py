@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-MAX_GROUPS = 12  # each costs some microseconds per step
+MAX_GROUPS = 16  # each costs some microseconds per step
 
 
 @dataclass(frozen=True)
@@ -35,26 +35,26 @@ def _one(layer: int) -> int:
 def group_layers(
     windows: Mapping[int, int | None], own: Container[int] | None = None, per_cache: LayersPerCache = _one
 ) -> list[LayerGroup]:
-    """Groups the layers of a model by window; groups with full attention come first.
+    """Groups the layers of a model by window and size; groups with full attention come first.
 
     Args:
         windows: window of each attention layer. If there are none, the result is one group without layers.
         own: layers of this pipeline stage; groups then contain only these, and may be empty. None means all layers.
-        per_cache: how many layers like this one share a cache; the same for all layers with the same window.
+        per_cache: how many layers like this one share a cache; the same for all layers of a group.
     """
     if not windows:
         return [LayerGroup(None, ())]
-    by_window: dict[int | None, list[int]] = {}
+    kinds: dict[tuple[bool, int, int], list[int]] = {}  # full attention first, then by window
     for layer, window in windows.items():
-        by_window.setdefault(window, []).append(layer)
-    caches = {window: -(-len(layers) // per_cache(layers[0])) for window, layers in by_window.items()}
+        kinds.setdefault((window is not None, window or 0, per_cache(layer)), []).append(layer)
+    caches = {kind: -(-len(layers) // kind[2]) for kind, layers in kinds.items()}
     size = min(caches.values())  # caches of a group
-    while sum(-(-count // size) for count in caches.values()) > max(MAX_GROUPS, len(by_window)):
+    while sum(-(-count // size) for count in caches.values()) > max(MAX_GROUPS, len(kinds)):
         size += 1
     return [
-        LayerGroup(window, group)
-        for window, layers in sorted(by_window.items(), key=lambda item: (item[0] is not None, item[0]))
-        for group in _dealt([layer for layer in layers if own is None or layer in own], -(-caches[window] // size))
+        LayerGroup(kind[1] if kind[0] else None, group)
+        for kind, layers in sorted(kinds.items())
+        for group in _dealt([layer for layer in layers if own is None or layer in own], -(-caches[kind] // size))
     ]
 
 

@@ -40,12 +40,11 @@ class EntryForm:
 
 
 @dataclass(frozen=True)
-class CellSizes:
-    """Numbers of what a layer caches, the most of any layer; some layers use less of it."""
+class CachedSizes:
+    """Numbers that layers cache."""
 
-    head_dim: int
-    inputs: int  # of a token, for entries that are yet to be made
-    entry: int  # of an entry, for each token that it stands for, rounded up
+    cells: tuple[int, ...]  # of a token, for each layer: its key, and what entries will be made of
+    entry: int  # of entries, the most of any layer, for each token that they stand for, rounded up
 
 
 class Places(NamedTuple):
@@ -123,21 +122,19 @@ class CompressedBackend(AttentionBackend):
     block_dimension = 0
     is_recordable = False  # the entries that a step makes, and those it attends to, are as many as there are
 
-    def __init__(
-        self, shape: AttentionShape, sizes: CellSizes, forms: Sequence[EntryForm], window: int, num_layers: int
-    ) -> None:
+    def __init__(self, shape: AttentionShape, sizes: CachedSizes, forms: Sequence[EntryForm], window: int) -> None:
         """
         Args:
+            sizes: of all layers of the model; numbers after theirs stand for entries, see ModelFacts.entries_of.
             forms: of all kinds of layers that have entries.
             window: tokens that queries see, themselves included.
-            num_layers: of the whole model; greater numbers stand for entries, see ModelFacts.entries_of.
 
         Raises:
             ValueError: entries do not fit blocks.
         """
         super().__init__(shape)
-        self._sizes, self._forms, self.window, self._num_layers = sizes, tuple(forms), window, num_layers
-        self._cell = sizes.head_dim + sizes.inputs
+        self._sizes, self._forms, self.window, self._num_layers = sizes, tuple(forms), window, len(sizes.cells)
+        self._cell = max(sizes.cells)
         for form in self._forms:
             if max(form.rate, shape.block_size) % min(form.rate, shape.block_size):
                 raise ValueError(f"--block-size {shape.block_size} is neither a multiple nor a part of {form.rate}, "
@@ -150,15 +147,22 @@ class CompressedBackend(AttentionBackend):
 
     def layers_per_cache(self, layer: int) -> int:
         """See AttentionBackend.layers_per_cache."""
-        return 1 if layer < self._num_layers else self._cell // self._sizes.entry
+        return self._cell // self._size(layer)
+
+    def _size(self, layer: int) -> int:
+        """Numbers of a token in a layer's cells, or entries."""
+        return self._sizes.cells[layer] if layer < self._num_layers else self._sizes.entry
 
     def caches_of(self, caches: Sequence[torch.Tensor], layers: Sequence[int]) -> list[torch.Tensor]:
         """See AttentionBackend.caches_of: cells [num_blocks, block_size, numbers], or entries [num_blocks, numbers]."""
-        if not layers or layers[0] < self._num_layers:
-            return list(caches[: len(layers)])
-        count, size = self.layers_per_cache(layers[0]), self.shape.block_size * self._sizes.entry
+        if not layers:
+            return []
+        count, size = self.layers_per_cache(layers[0]), self.shape.block_size * self._size(layers[0])
         places = (divmod(index, count) for index in range(len(layers)))
-        return [caches[cache].flatten(1)[:, place * size : (place + 1) * size] for cache, place in places]
+        found = [caches[cache].flatten(1)[:, place * size : (place + 1) * size] for cache, place in places]
+        if layers[0] >= self._num_layers:
+            return found
+        return [cells.unflatten(1, (self.shape.block_size, -1)) for cells in found]
 
     def bytes_per_block(self, num_layers: int) -> int:
         """See AttentionBackend.bytes_per_block."""

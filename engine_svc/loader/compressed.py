@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine_svc.attention.base import AttentionShape
-from engine_svc.attention.compressed import CellSizes, CompressedBackend, EntryForm
+from engine_svc.attention.compressed import CachedSizes, CompressedBackend, EntryForm
 from engine_svc.loader.attention_shape import plain_shape
 from engine_svc.models.compression_config import CompressionConfig
 from engine_svc.models.config import ModelConfig
@@ -27,14 +27,13 @@ def compressed_backend(
     heads = groups.tensor.divide(config.num_heads, "attention heads"), 1, compression.head_dim
     shape = plain_shape(heads, options, dtype, device)
     kinds = {each for each in compression.layers if each is not None}
-    sizes = CellSizes(
-        compression.head_dim,
-        inputs=max((compression.input_size(each) for each in kinds), default=0),
+    sizes = CachedSizes(
+        cells=tuple(compression.cell_size(each) for each in compression.layers),
         entry=max((_entry_size(compression.entry_size(each), each.rate, shape) for each in kinds), default=1),
     )
     forms = [EntryForm(each.rate, each.span) for each in sorted(kinds)]
     try:
-        return CompressedBackend(shape, sizes, forms, compression.window, config.num_layers)
+        return CompressedBackend(shape, sizes, forms, compression.window)
     except ValueError as error:
         raise StartupError(f"{error}. Choose another one.") from error
 

@@ -45,11 +45,11 @@ class CompressionConfig:
         """Over how many tokens any layer looks back, window or entry."""
         return max([self.window, *(each.span for each in self.layers if each is not None)])
 
-    def input_size(self, layer: Compression | None) -> int:
-        """Numbers that a layer caches of each recent token for the entries that are yet to be made."""
+    def cell_size(self, layer: Compression | None) -> int:
+        """Numbers that a layer caches of each recent token: its key, and what entries will be made of."""
         if layer is None:
-            return 0
-        return 2 * layer.series * (self.head_dim + (self.index_head_dim if layer.is_sparse else 0))
+            return self.head_dim
+        return self.head_dim + 2 * layer.series * self.entry_size(layer)
 
     def entry_size(self, layer: Compression) -> int:
         """Numbers of an entry: the key, which is its own value, and the indexer's key."""

@@ -101,7 +101,7 @@ def test_a_sliding_window_gives_blocks_back() -> None:
         ((6,) * 4, [(6, 4)]),
         ((6, None) * 6, [(None, 6), (6, 6)]),
         ((6, 6, None) * 4, [(None, 4), (6, 4), (6, 4)]),
-        ((*(6,) * 25, None), [(None, 1), *[(6, 3)] * 8, (6, 1)]),
+        ((*(6,) * 25, None), [(None, 1), *[(6, 2)] * 12, (6, 1)]),
     ],
 )
 def test_layers_are_grouped(windows: tuple[int | None, ...], groups: list[tuple[int | None, int]]) -> None:
