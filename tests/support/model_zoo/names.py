@@ -22,6 +22,7 @@ NAMES: dict[str, str] = {
     "DeepseekV2ForCausalLM": "DeepSeek V2, V2.5, DeepSeek Coder V2",
     "DeepseekV32ForCausalLM": "DeepSeek V3.2",
     "DeepseekV3ForCausalLM": "DeepSeek V3, V3.1, R1; GigaChat 3",
+    "DeepseekV4ForCausalLM": "DeepSeek V4 Flash, V4 Pro",
     "Dots1ForCausalLM": "dots.llm1",
     "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
     "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 21B A3B, 300B A47B",

@@ -48,6 +48,23 @@ layers that have one. With a `--max-model-len` of at most `index_topk`, indexers
   has no indexer of its own.
 * The layer for multi-token prediction (`--speculative-config '{{"method": "mtp"}}'`) attends to all tokens.
 
+**Compressed entries** (DeepSeek V4): each layer attends to a window of 128 tokens, and most layers also to entries that
+stand for 4 tokens each, of which an indexer chooses 512, or for 128. In DeepSeek-V4-Flash's shape, a token of context
+takes 18 KiB in bfloat16, and a running sequence 35 MB for its windows. Checkpoints are read as published, with matrices
+in 8 bits and experts in 4, and so are conversations:
+
+```sh
+quire serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8 --enable-expert-parallel \
+  --tokenizer-mode deepseek_v4 --reasoning-parser deepseek_v4 --tool-call-parser deepseek_v4 \
+  --enable-auto-tool-choice --speculative-config '{{"method": "mtp", "num_speculative_tokens": 1}}'
+```
+
+* Torch's operators make entries and attend, on a GPU too, where steps are not recorded as CUDA graphs. No GPU has run
+  it yet; the tests run it on an emulated one.
+* `--kv-cache-dtype fp8`, `--attention-backend`, `--batch-invariant`, `--decode-context-parallel-size`, `--swap-space`,
+  `--kv-transfer-config` and `--enable-prompt-embeds` are refused.
+* `--block-size` must be a multiple or a part of 128, and a multiple of 4.
+
 The tests run a tiny random model of each type, longer than its windows and in chunks, and compare its tokens with those
 of Transformers. `make models` makes this page from the result.
 
