@@ -223,10 +223,10 @@ def weighted_scores(query: torch.Tensor, weights: torch.Tensor, keys: torch.Tens
     Args:
         query: [queries, heads, key_dim]
         weights: [queries, heads]
-        keys: [keys, key_dim], of any dtype.
+        keys: [keys, key_dim] for all queries, or [queries, keys, key_dim], of any dtype.
     """
     wide = torch.promote_types(query.dtype, torch.float32)
-    scores = (query.to(wide) @ keys.to(wide).t()).relu_()  # [queries, heads, keys]
+    scores = (query.to(wide) @ keys.to(wide).transpose(-1, -2)).relu_()  # [queries, heads, keys]
     return (weights[:, None].to(wide) @ scores)[:, 0]
 
 

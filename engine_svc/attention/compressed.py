@@ -8,14 +8,11 @@ layer_groups.py. An entry is made in the step of the last token that it stands f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch.nn import functional as F
 
 from engine_svc.attention.base import (
     AttentionBackend,
@@ -25,18 +22,9 @@ from engine_svc.attention.base import (
     Prepared,
 )
 from engine_svc.attention.chosen import weighted_scores
-from engine_svc.transfer import to_device_together
+from engine_svc.attention.compressed_step import Back, CompressedStep, EntryForm
 
 SCORE_BYTES = 64 << 20  # of scores or gathered vectors at a time
-_FEW = 8  # new tokens of a sequence, up to which each looks up by itself what it sees
-
-
-@dataclass(frozen=True)
-class EntryForm:
-    """How entries are made; the same for all layers of a kind."""
-
-    rate: int  # tokens that an entry stands for
-    span: int  # tokens that it is made of, the last of which are those it stands for
 
 
 @dataclass(frozen=True)
@@ -59,9 +47,9 @@ class Places(NamedTuple):
 
 
 class Look(NamedTuple):
-    """The last tokens up to each of several ones, themselves included."""
+    """The cells that several tokens look at."""
 
-    places: Places  # [rows, count], of their cells; of the last one for those that there are not
+    places: Places  # [rows, count]
     absent: torch.Tensor  # bool [rows, count], where there is no token
 
     def of(self, rows: slice) -> Look:
@@ -69,41 +57,22 @@ class Look(NamedTuple):
         return Look(self.places.of(rows), self.absent[rows])
 
 
-class Span(NamedTuple):
-    """A sequence's tokens in a batch, and its length with them."""
-
-    first: int
-    end: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Closing:
-    """The tokens of a batch that are the last ones of an entry."""
-
-    first_positions: torch.Tensor  # int64 [entries], of the tokens that the entries stand for
-    places: Places  # [entries], of the entries
-
-
 @dataclass(frozen=True)
 class CellsPrepared(Prepared):
     """What layers share that have their cells in the same blocks."""
 
+    step: CompressedStep
     new: Places  # [tokens]
-    few: tuple[tuple[slice, Look], ...]  # consecutive tokens of sequences with few new ones each, and their windows
-    many: tuple[tuple[int, Span], ...]  # the other sequences
-    read: dict[EntryForm, Look]  # of closing tokens, what entries are made of
+    few: tuple[tuple[slice, Look], ...]  # as those of the step
+    read: dict[EntryForm, Look]
 
 
 @dataclass(frozen=True)
 class EntriesPrepared(Prepared):
     """What layers share that have their entries in the same blocks."""
 
-    closing: dict[EntryForm, Closing]
-    counts: dict[EntryForm, torch.Tensor]  # int64 [tokens], how many entries each token sees
-    longest: dict[EntryForm, int]  # the greatest of them
-    sequences: torch.Tensor  # int64 [tokens]
-    spans: tuple[Span, ...]  # of each sequence
+    step: CompressedStep
+    new: dict[EntryForm, Places]  # of the entries that end in this batch
 
 
 class SeenEntries(NamedTuple):
@@ -135,6 +104,7 @@ class CompressedBackend(AttentionBackend):
         super().__init__(shape)
         self._sizes, self._forms, self.window, self._num_layers = sizes, tuple(forms), window, len(sizes.cells)
         self._cell = max(sizes.cells)
+        self._step: CompressedStep | None = None  # the last one; groups of layers are prepared one after the other
         for form in self._forms:
             if max(form.rate, shape.block_size) % min(form.rate, shape.block_size):
                 raise ValueError(f"--block-size {shape.block_size} is neither a multiple nor a part of {form.rate}, "
@@ -185,66 +155,38 @@ class CompressedBackend(AttentionBackend):
 
     def prepare_for(self, layers: Sequence[int], metadata: AttentionMetadata) -> Prepared:
         """See AttentionBackend.prepare_for."""
-        query_lens, seq_lens = (np.array(lens, np.int64) for lens in (metadata.query_lens_host, metadata.seq_lens_host))
-        sequences = np.repeat(np.arange(len(query_lens)), query_lens)
-        ends = np.cumsum(query_lens)
-        positions = np.arange(len(sequences)) + np.repeat(seq_lens - ends, query_lens)
-        spans = tuple(map(Span, (ends - query_lens).tolist(), ends.tolist(), seq_lens.tolist()))
-        prepare = self._prepare_cells if layers[0] < self._num_layers else self._prepare_entries
-        return prepare(metadata, sequences, positions, spans)
+        step = self._step
+        if step is None or not step.is_of(metadata):
+            step = self._step = CompressedStep.of(metadata, self._forms, self.window, self.shape.device)
+        if layers[0] < self._num_layers:
+            size = self.shape.block_size
+            new = Places(metadata.slot_mapping // size, metadata.slot_mapping % size)
+            few = tuple((rows, self.look(metadata, back)) for rows, back in step.few)
+            return CellsPrepared(
+                metadata, step, new, few, {form: self.look(metadata, back) for form, back in step.read.items()}
+            )
+        places = {form: self._entries_of(self._places(metadata, *end), form) for form, end in step.ends.items()}
+        return EntriesPrepared(metadata, step, places)
 
-    def _prepare_cells(
-        self, metadata: AttentionMetadata, sequences: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
-        spans: tuple[Span, ...],
-    ) -> CellsPrepared:  # fmt: skip
-        parts, many = _divided(spans)
-        closing = [np.flatnonzero((positions + 1) % form.rate == 0) for form in self._forms]
-        few = tuple((part, self.look(metadata, sequences[part], positions[part], self.window)) for part in parts)
-        read = {
-            form: self.look(metadata, sequences[rows], positions[rows], form.span)
-            for form, rows in zip(self._forms, closing, strict=True)
-        }
-        size = self.shape.block_size
-        new = Places(metadata.slot_mapping // size, metadata.slot_mapping % size)
-        return CellsPrepared(metadata, new, few, many, read)
-
-    def look(
-        self, metadata: AttentionMetadata, sequences: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
-        count: int,
-    ) -> Look:  # fmt: skip
-        """What tokens at these positions of sequences see if they look back at so many."""
-        of, at = to_device_together([sequences, positions], self.shape.device)
-        back = at[:, None] - torch.arange(count - 1, -1, -1, device=self.shape.device)
-        absent = back < 0
-        return Look(self._places(metadata, of[:, None], torch.where(absent, at[:, None], back)), absent)
+    def look(self, metadata: AttentionMetadata, back: Back) -> Look:
+        """Finds the cells of tokens."""
+        return Look(self._places(metadata, back.sequences, back.positions), back.absent)
 
     def _places(self, metadata: AttentionMetadata, sequences: torch.Tensor, positions: torch.Tensor) -> Places:
         size = self.shape.block_size
         return Places(metadata.block_table[sequences, positions // size].long(), positions % size)
 
-    def _prepare_entries(
-        self, metadata: AttentionMetadata, sequences: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
-        spans: tuple[Span, ...],
-    ) -> EntriesPrepared:  # fmt: skip
-        device = self.shape.device
-        of, at = to_device_together([sequences, positions], device)
-        closing, counts, longest = {}, {}, {}
-        for form in self._forms:
-            rows = np.flatnonzero((positions + 1) % form.rate == 0)
-            whose, lasts = to_device_together([sequences[rows], positions[rows]], device)
-            blocks, offsets = self._places(metadata, whose, lasts)
-            closing[form] = Closing(lasts + 1 - form.rate, Places(blocks, offsets // form.rate))
-            counts[form] = (at + 1) // form.rate
-            longest[form] = int((positions.max(initial=-1) + 1) // form.rate)
-        return EntriesPrepared(metadata, closing, counts, longest, of, spans)
+    @staticmethod
+    def _entries_of(tokens: Places, form: EntryForm) -> Places:
+        """The places of the entries whose last tokens would be at these places."""
+        return Places(tokens.blocks, tokens.offsets // form.rate)
 
     def places_of_entries(
         self, prepared: EntriesPrepared, sequences: torch.Tensor, entries: torch.Tensor, form: EntryForm
     ) -> Places:
         """The places of entries, int64 of any shape, counted in their sequences."""
         last = (entries + 1) * form.rate - 1
-        blocks, offsets = self._places(prepared.metadata, sequences, last)
-        return Places(blocks, offsets // form.rate)
+        return self._entries_of(self._places(prepared.metadata, sequences, last), form)
 
     def choose(
         self, query: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, prepared: EntriesPrepared,
@@ -260,20 +202,26 @@ class CompressedBackend(AttentionBackend):
         Returns:
             int64 [tokens, most]; -1 for none.
         """
-        heads, found = query.shape[1], []
-        for sequence, (first, end, length) in enumerate(prepared.spans):
-            count = length // form.rate
-            known = keys[self.all_places(prepared, sequence, count, form)]
-            numbers = torch.arange(count, device=query.device)
-            size = max(1, SCORE_BYTES // (4 * (heads + 1) * max(count, 1)))
-            for begin in range(first, end, size):
-                part = slice(begin, min(begin + size, end))
-                scores = weighted_scores(query[part], weights[part], known)
-                scores.masked_fill_(numbers >= prepared.counts[form][part, None], -torch.inf)
-                best, entries = scores.topk(min(most, count), dim=1, sorted=False)
-                entries.masked_fill_(best == -torch.inf, -1)
-                found.append(F.pad(entries, (0, most - entries.shape[1]), value=-1))
-        return torch.cat(found)
+        step, (_, heads, dim) = prepared.step, query.shape
+        found = torch.full((len(query), most), -1, dtype=torch.int64, device=query.device)
+
+        def choose_among(known: torch.Tensor, rows: slice) -> None:
+            scores = weighted_scores(query[rows], weights[rows], known)
+            numbers = torch.arange(scores.shape[1], device=scores.device)
+            scores.masked_fill_(numbers >= step.counts[form][rows, None], -torch.inf)
+            best, entries = scores.topk(min(most, scores.shape[1]), dim=1, sorted=False)
+            found[rows, : entries.shape[1]] = entries.masked_fill_(best == -torch.inf, -1)
+
+        for part, _ in step.few:
+            numbers = torch.arange(step.longest[form], device=query.device)
+            for rows in _parts(part, 4 * len(numbers) * (heads + 1 + dim)):
+                of = step.sequences[rows, None]
+                choose_among(keys[self.places_of_entries(prepared, of, numbers, form)], rows)
+        for sequence, (first, end, length) in step.many:
+            known = keys[self.all_places(prepared, sequence, length // form.rate, form)]
+            for rows in _parts(slice(first, end), 4 * len(known) * (heads + 1)):
+                choose_among(known, rows)
+        return found
 
     def all_places(self, prepared: EntriesPrepared, sequence: int, count: int, form: EntryForm) -> Places:
         """The places of a sequence's first `count` entries."""
@@ -291,11 +239,7 @@ class CompressedBackend(AttentionBackend):
         raise TypeError("this backend attends to cells and entries alone")
 
 
-def _divided(spans: Sequence[Span]) -> tuple[list[slice], tuple[tuple[int, Span], ...]]:
-    """Tokens of sequences with few new ones each, in as few parts as possible; and the other sequences."""
-    few: list[slice] = []
-    many = tuple(each for each in enumerate(spans) if each[1].end - each[1].first > _FEW)
-    for first, end, _ in (span for span in spans if span.end - span.first <= _FEW):
-        start = few.pop().start if few and few[-1].stop == first else first
-        few.append(slice(start, end))
-    return few, many
+def _parts(rows: slice, row_bytes: int) -> Iterator[slice]:
+    """Consecutive rows that together take no more than SCORE_BYTES."""
+    size = max(1, SCORE_BYTES // max(row_bytes, 1))
+    return (slice(first, min(first + size, rows.stop)) for first in range(rows.start, rows.stop, size))

@@ -6,7 +6,6 @@ because they are alone or because entries are chosen among many, each looks up i
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from engine_svc.attention.base import AttentionOptions
@@ -16,8 +15,8 @@ from engine_svc.attention.compressed import (
     CompressedBackend,
     Look,
     SeenEntries,
-    Span,
 )
+from engine_svc.attention.compressed_step import Back, Span
 from engine_svc.attention.reference import softmax_with_sinks
 
 _TILE = 128  # queries
@@ -45,9 +44,11 @@ class SeenSums:
         output = torch.empty_like(query)
         for rows, look in self._cells.few:
             self._look_up(query, rows, look, output)
-        for sequence, span in self._cells.many:
+        for sequence, span in self._cells.step.many:
             if self._chooses_few(span):
-                self._look_up(query, slice(span.first, span.end), self._look(sequence, span), output)
+                rows, step = slice(span.first, span.end), self._cells.step
+                back = Back.of(step.sequences[rows], step.positions[rows], self._backend.window)
+                self._look_up(query, rows, self._backend.look(self._cells.metadata, back), output)
             else:
                 self._attend_in_tiles(query, sequence, span, output)
         return output
@@ -57,12 +58,6 @@ class SeenSums:
         if entries is None or entries.chosen is None:
             return False
         return span.length // entries.form.rate > _MANY * entries.chosen.shape[1]
-
-    def _look(self, sequence: int, span: Span) -> Look:
-        positions = np.arange(span.length - (span.end - span.first), span.length)
-        return self._backend.look(
-            self._cells.metadata, np.full_like(positions, sequence), positions, self._backend.window
-        )
 
     def _look_up(self, query: torch.Tensor, rows: slice, look: Look, output: torch.Tensor) -> None:
         """Attends with some rows, of which each has its own keys."""
@@ -78,7 +73,7 @@ class SeenSums:
             if entries is not None and chosen is not None:
                 taken = chosen[within]
                 prepared, form = entries.prepared, entries.form
-                of = prepared.sequences[part, None]
+                of = prepared.step.sequences[part, None]
                 places = self._backend.places_of_entries(prepared, of, taken.clamp(min=0), form)
                 # Where there is no entry, there may be anything, even infinities or NaN.
                 found = entries.vectors[places].masked_fill(taken[:, :, None] < 0, 0)
@@ -89,9 +84,9 @@ class SeenSums:
         """The entries that rows attend to: int64 [rows, most], -1 for none."""
         if entries.chosen is not None:
             return entries.chosen[rows]
-        prepared, form = entries.prepared, entries.form
-        numbers = torch.arange(prepared.longest[form], device=prepared.sequences.device)
-        return torch.where(numbers < prepared.counts[form][rows, None], numbers, -1)
+        step, form = entries.prepared.step, entries.form
+        numbers = torch.arange(step.longest[form], device=step.sequences.device)
+        return torch.where(numbers < step.counts[form][rows, None], numbers, -1)
 
     def _attend_in_tiles(self, query: torch.Tensor, sequence: int, span: Span, output: torch.Tensor) -> None:
         """Attends with a sequence's tokens, in tiles that share their keys."""
@@ -142,7 +137,7 @@ def _seen(entries: SeenEntries, rows: slice, count: int) -> torch.Tensor:
     """Which of a sequence's first `count` entries some of its tokens attend to: bool [rows, count]."""
     if entries.chosen is None:
         numbers = torch.arange(count, device=entries.vectors.device)
-        return numbers < entries.prepared.counts[entries.form][rows, None]
+        return numbers < entries.prepared.step.counts[entries.form][rows, None]
     chosen = entries.chosen[rows]
     found = torch.zeros((len(chosen), count + 1), dtype=torch.bool, device=chosen.device)
     return found.scatter_(1, torch.where(chosen < 0, count, chosen), True)[:, :count]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from engine_svc.attention.base import AttentionShape
-from engine_svc.attention.compressed import CachedSizes, CompressedBackend, EntryForm
+from engine_svc.attention.compressed import CachedSizes, CompressedBackend
+from engine_svc.attention.compressed_step import EntryForm
 from engine_svc.loader.attention_shape import plain_shape
 from engine_svc.models.compression_config import CompressionConfig
 from engine_svc.models.config import ModelConfig

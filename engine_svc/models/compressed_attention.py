@@ -13,9 +13,9 @@ from engine_svc.attention.compressed import (
     CellsPrepared,
     CompressedBackend,
     EntriesPrepared,
-    EntryForm,
     SeenEntries,
 )
+from engine_svc.attention.compressed_step import EntryForm
 from engine_svc.attention.compressed_sums import SeenSums
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, whole_linear
@@ -144,8 +144,8 @@ class Compressor(torch.nn.Module):
         first = cell_start + self._first_input
         own = cache.cache[..., first : first + 2 * self._width]
         own[cells.new] = torch.cat((self.vectors(hidden), self.weights(hidden)), dim=1)
-        closing = prepared.closing[form]
-        if not len(closing.first_positions):
+        ends = prepared.step.ends[form].positions
+        if not len(ends):
             return
         read = cells.read[form]
         vectors, weights = own[read.places].float().split(self._width, dim=-1)  # [entries, span, series * dim]
@@ -155,9 +155,9 @@ class Compressor(torch.nn.Module):
         sums = (shares * self._overlapped(vectors).masked_fill(absent, 0)).sum(dim=1)
         found = self.norm(sums.to(hidden.dtype))
         assert step.rotary_table is not None
-        turned = self._ops.take_rows(step.rotary_table, closing.first_positions)
+        turned = self._ops.take_rows(step.rotary_table, ends + 1 - form.rate)
         turn_ends(self._ops, found[:, None], turned, self._rotated)
-        entries[closing.places] = found
+        entries[prepared.new[form]] = found
 
     def _overlapped(self, values: torch.Tensor) -> torch.Tensor:
         """[entries, span, series * dim] → [entries, span, dim]: of tokens before an entry's own, the first series."""
@@ -189,7 +189,7 @@ class EntryIndexer(torch.nn.Module):
         """Makes the keys of new entries, and chooses entries; see CompressedBackend.choose. None means all."""
         self.compressor(hidden, cache, prepared, keys, self._form.head_dim, step)
         form = EntryForm(self._kind.rate, self._kind.span)
-        if prepared.longest[form] <= self._form.most:
+        if prepared.step.longest[form] <= self._form.most:
             return None
         query = self.q_b_proj(query_vectors).unflatten(1, (self._form.index_heads, -1))
         turn_ends(self._ops, query, step.rotary, self._form.rotated_dim)
