@@ -214,12 +214,12 @@ class CompressedBackend(AttentionBackend):
 
         for part, _ in step.few:
             numbers = torch.arange(step.longest[form], device=query.device)
-            for rows in _parts(part, 4 * len(numbers) * (heads + 1 + dim)):
+            for rows in parts_of(part, 4 * len(numbers) * (heads + 1 + dim)):
                 of = step.sequences[rows, None]
                 choose_among(keys[self.places_of_entries(prepared, of, numbers, form)], rows)
         for sequence, (first, end, length) in step.many:
             known = keys[self.all_places(prepared, sequence, length // form.rate, form)]
-            for rows in _parts(slice(first, end), 4 * len(known) * (heads + 1)):
+            for rows in parts_of(slice(first, end), 4 * len(known) * (heads + 1)):
                 choose_among(known, rows)
         return found
 
@@ -239,7 +239,7 @@ class CompressedBackend(AttentionBackend):
         raise TypeError("this backend attends to cells and entries alone")
 
 
-def _parts(rows: slice, row_bytes: int) -> Iterator[slice]:
+def parts_of(rows: slice, row_bytes: int) -> Iterator[slice]:
     """Consecutive rows that together take no more than SCORE_BYTES."""
     size = max(1, SCORE_BYTES // max(row_bytes, 1))
     return (slice(first, min(first + size, rows.stop)) for first in range(rows.start, rows.stop, size))

@@ -15,6 +15,7 @@ from engine_svc.attention.compressed import (
     CompressedBackend,
     Look,
     SeenEntries,
+    parts_of,
 )
 from engine_svc.attention.compressed_step import Back, Span
 from engine_svc.attention.reference import softmax_with_sinks
@@ -64,9 +65,7 @@ class SeenSums:
         entries = self._entries
         chosen = None if entries is None else self._chosen(entries, rows)
         count = look.absent.shape[1] + (0 if chosen is None else chosen.shape[1])
-        size = max(1, SCORE_BYTES // (4 * count * max(query.shape[1:])))
-        for first in range(rows.start, rows.stop, size):
-            part = slice(first, min(first + size, rows.stop))
+        for part in parts_of(rows, 4 * count * max(query.shape[1:])):
             within = slice(part.start - rows.start, part.stop - rows.start)
             own = look.of(within)
             keys, hidden = self._keys[own.places], own.absent
@@ -91,14 +90,13 @@ class SeenSums:
     def _attend_in_tiles(self, query: torch.Tensor, sequence: int, span: Span, output: torch.Tensor) -> None:
         """Attends with a sequence's tokens, in tiles that share their keys."""
         entries, window, device = self._entries, self._backend.window, query.device
-        known = vectors = None
+        known, vectors = 0, None
         if entries is not None:
             known = span.length // entries.form.rate
             vectors = entries.vectors[self._backend.all_places(entries.prepared, sequence, known, entries.form)]
-        before = span.length - span.end  # of a token's position, its row
-        size = min(_TILE, max(1, SCORE_BYTES // (4 * query.shape[1] * (window + _TILE + (known or 0)))))
-        for first in range(span.first, span.end, size):
-            rows = slice(first, min(first + size, span.end))
+        before = span.length - span.end  # a token's position, less its row
+        row_bytes = max(4 * query.shape[1] * (window + _TILE + known), SCORE_BYTES // _TILE)
+        for rows in parts_of(slice(span.first, span.end), row_bytes):
             start, end = max(0, rows.start + before - window + 1), rows.stop + before
             positions, at = (torch.arange(begin, end, device=device) for begin in (start, rows.start + before))
             keys = self._cells_of(sequence, start, end)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 
+from tests.support.kept_models import kept_model
 from tests.support.tiny_mixtures import COMPRESSED, GEMMA4, MIXTURES
 
 VOCAB_SIZE = 160
@@ -440,12 +441,17 @@ def logits_of(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
 
 def reference_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
     """Log-probabilities [tokens, vocabulary] by Transformers, in float64."""
-    model = load_reference(folder).double()
+    model = _load(folder).double()
     with torch.inference_mode():
         return model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
 
 
 def load_reference(folder: Path, **options: Any) -> Any:
+    """Transformers' model; nobody may change it."""
+    return kept_model(folder, lambda: _load(folder, **options), repr(options))
+
+
+def _load(folder: Path, **options: Any) -> Any:
     # Transformers takes the tying of weights away from all models meanwhile: of two threads, the second would put
     # back what the first had left. Experts one by one: the grouped product has no float64.
     with _LOADING:

@@ -20,6 +20,7 @@ from transformers.models.smolvlm import processing_smolvlm
 from transformers.utils import is_torchvision_available
 
 from tests.support.audio_files import Samples
+from tests.support.kept_models import kept_model
 from tests.support.vision_models.corrections import correct
 from tests.support.vision_models.video_reference import video_processor
 from tokenizer_svc.image_processors import load_image_processor
@@ -102,7 +103,11 @@ def reference_generate(
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The folder's model, corrected where Transformers is wrong."""
+    """The folder's model, corrected where Transformers is wrong; nobody may change it."""
+    return kept_model(folder, lambda: _load(folder, dtype), dtype)
+
+
+def _load(folder: Path, dtype: torch.dtype) -> Any:
     model = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=dtype, experts_implementation="eager"
     )
