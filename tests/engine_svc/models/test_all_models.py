@@ -28,14 +28,15 @@ def test_the_page_has_all_types() -> None:
 
 
 def test_all_native_ones_are_compared_with_transformers() -> None:
-    """Tests of families, mixtures and hybrids do so; models that Transformers names differently have separate tests."""
+    """Tests of families, mixtures and hybrids do so; separate ones for DeepSeek V4, and for other names of models."""
     compared = set()
     for name, _ in (FAMILIES | MIXTURES | HYBRIDS).values():
         config_class = getattr(transformers, f"{name}Config")
         compared.add(transformers.AutoModelForCausalLM._model_mapping[config_class].__name__)
     others = {
-        "InternLM3ForCausalLM", "MPTForCausalLM", "MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM",
-        "PhiMoEForCausalLM", "RWForCausalLM", "Step3p5ForCausalLM", "WhisperForConditionalGeneration",
+        "DeepseekV4ForCausalLM", "InternLM3ForCausalLM", "MPTForCausalLM", "MiniMaxM1ForCausalLM",
+        "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM", "RWForCausalLM", "Step3p5ForCausalLM",
+        "WhisperForConditionalGeneration",
     }  # fmt: skip
     assert set(ARCHITECTURES) - others <= compared
 
