@@ -22,7 +22,7 @@ from engine_svc.attention.base import (
     Prepared,
 )
 from engine_svc.attention.chosen import weighted_scores
-from engine_svc.attention.compressed_step import Back, CompressedStep, EntryForm
+from engine_svc.attention.compressed_step import Back, CompressedStep, Compression
 
 SCORE_BYTES = 64 << 20  # of scores or gathered vectors at a time
 
@@ -64,7 +64,7 @@ class CellsPrepared(Prepared):
     step: CompressedStep
     new: Places  # [tokens]
     few: tuple[tuple[slice, Look], ...]  # as those of the step
-    read: dict[EntryForm, Look]
+    read: dict[Compression, Look]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class EntriesPrepared(Prepared):
     """What layers share that have their entries in the same blocks."""
 
     step: CompressedStep
-    new: dict[EntryForm, Places]  # of the entries that end in this batch
+    new: dict[Compression, Places]  # of the entries that end in this batch
 
 
 class SeenEntries(NamedTuple):
@@ -80,7 +80,7 @@ class SeenEntries(NamedTuple):
 
     vectors: torch.Tensor  # [num_blocks, entries, head_dim], the layer's cache of them
     prepared: EntriesPrepared
-    form: EntryForm
+    kind: Compression
     chosen: torch.Tensor | None  # int64 [tokens, most], -1 for none; None means all that a token sees
 
 
@@ -91,23 +91,23 @@ class CompressedBackend(AttentionBackend):
     block_dimension = 0
     is_recordable = False  # the entries that a step makes, and those it attends to, are as many as there are
 
-    def __init__(self, shape: AttentionShape, sizes: CachedSizes, forms: Sequence[EntryForm], window: int) -> None:
+    def __init__(self, shape: AttentionShape, sizes: CachedSizes, kinds: Sequence[Compression], window: int) -> None:
         """
         Args:
             sizes: of all layers of the model; numbers after theirs stand for entries, see ModelFacts.entries_of.
-            forms: of all kinds of layers that have entries.
+            kinds: of all kinds of layers that have entries.
             window: tokens that queries see, themselves included.
 
         Raises:
             ValueError: entries do not fit blocks.
         """
         super().__init__(shape)
-        self._sizes, self._forms, self.window, self._num_layers = sizes, tuple(forms), window, len(sizes.cells)
+        self._sizes, self._kinds, self.window, self._num_layers = sizes, tuple(kinds), window, len(sizes.cells)
         self._cell = max(sizes.cells)
         self._step: CompressedStep | None = None  # the last one; groups of layers are prepared one after the other
-        for form in self._forms:
-            if max(form.rate, shape.block_size) % min(form.rate, shape.block_size):
-                raise ValueError(f"--block-size {shape.block_size} is neither a multiple nor a part of {form.rate}, "
+        for kind in self._kinds:
+            if max(kind.rate, shape.block_size) % min(kind.rate, shape.block_size):
+                raise ValueError(f"--block-size {shape.block_size} is neither a multiple nor a part of {kind.rate}, "
                                  "the tokens that an entry of this model stands for")  # fmt: skip
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
@@ -138,9 +138,9 @@ class CompressedBackend(AttentionBackend):
         """See AttentionBackend.bytes_per_block."""
         return num_layers * self.shape.block_size * self._cell * self.shape.stored.itemsize
 
-    def entries_in(self, cache: torch.Tensor, form: EntryForm, size: int) -> torch.Tensor:
+    def entries_in(self, cache: torch.Tensor, kind: Compression, size: int) -> torch.Tensor:
         """A layer's cache of entries as [num_blocks, entries, size]; a view."""
-        count = max(1, self.shape.block_size // form.rate)
+        count = max(1, self.shape.block_size // kind.rate)
         return cache[:, : count * size].unflatten(1, (count, size))
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
@@ -149,7 +149,7 @@ class CompressedBackend(AttentionBackend):
         Raises:
             TypeError: some layers have entries, for which `prepare_for` prepares otherwise than for cells.
         """
-        if self._forms:
+        if self._kinds:
             raise TypeError("cells and entries are prepared separately")
         return self.prepare_for((0,), metadata)
 
@@ -157,15 +157,15 @@ class CompressedBackend(AttentionBackend):
         """See AttentionBackend.prepare_for."""
         step = self._step
         if step is None or not step.is_of(metadata):
-            step = self._step = CompressedStep.of(metadata, self._forms, self.window, self.shape.device)
+            step = self._step = CompressedStep.of(metadata, self._kinds, self.window, self.shape.device)
         if layers[0] < self._num_layers:
             size = self.shape.block_size
             new = Places(metadata.slot_mapping // size, metadata.slot_mapping % size)
             few = tuple((rows, self.look(metadata, back)) for rows, back in step.few)
             return CellsPrepared(
-                metadata, step, new, few, {form: self.look(metadata, back) for form, back in step.read.items()}
+                metadata, step, new, few, {kind: self.look(metadata, back) for kind, back in step.read.items()}
             )
-        places = {form: self._entries_of(self._places(metadata, *end), form) for form, end in step.ends.items()}
+        places = {kind: self._entries_of(self._places(metadata, *end), kind) for kind, end in step.ends.items()}
         return EntriesPrepared(metadata, step, places)
 
     def look(self, metadata: AttentionMetadata, back: Back) -> Look:
@@ -177,20 +177,20 @@ class CompressedBackend(AttentionBackend):
         return Places(metadata.block_table[sequences, positions // size].long(), positions % size)
 
     @staticmethod
-    def _entries_of(tokens: Places, form: EntryForm) -> Places:
+    def _entries_of(tokens: Places, kind: Compression) -> Places:
         """The places of the entries whose last tokens would be at these places."""
-        return Places(tokens.blocks, tokens.offsets // form.rate)
+        return Places(tokens.blocks, tokens.offsets // kind.rate)
 
     def places_of_entries(
-        self, prepared: EntriesPrepared, sequences: torch.Tensor, entries: torch.Tensor, form: EntryForm
+        self, prepared: EntriesPrepared, sequences: torch.Tensor, entries: torch.Tensor, kind: Compression
     ) -> Places:
         """The places of entries, int64 of any shape, counted in their sequences."""
-        last = (entries + 1) * form.rate - 1
-        return self._entries_of(self._places(prepared.metadata, sequences, last), form)
+        last = (entries + 1) * kind.rate - 1
+        return self._entries_of(self._places(prepared.metadata, sequences, last), kind)
 
     def choose(
         self, query: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, prepared: EntriesPrepared,
-        form: EntryForm, most: int,
+        kind: Compression, most: int,
     ) -> torch.Tensor:  # fmt: skip
         """The entries with the greatest scores, of those that each token sees.
 
@@ -208,25 +208,25 @@ class CompressedBackend(AttentionBackend):
         def choose_among(known: torch.Tensor, rows: slice) -> None:
             scores = weighted_scores(query[rows], weights[rows], known)
             numbers = torch.arange(scores.shape[1], device=scores.device)
-            scores.masked_fill_(numbers >= step.counts[form][rows, None], -torch.inf)
+            scores.masked_fill_(numbers >= step.counts[kind][rows, None], -torch.inf)
             best, entries = scores.topk(min(most, scores.shape[1]), dim=1, sorted=False)
             found[rows, : entries.shape[1]] = entries.masked_fill_(best == -torch.inf, -1)
 
         for part, _ in step.few:
-            numbers = torch.arange(step.longest[form], device=query.device)
+            numbers = torch.arange(step.longest[kind], device=query.device)
             for rows in parts_of(part, 4 * len(numbers) * (heads + 1 + dim)):
                 of = step.sequences[rows, None]
-                choose_among(keys[self.places_of_entries(prepared, of, numbers, form)], rows)
+                choose_among(keys[self.places_of_entries(prepared, of, numbers, kind)], rows)
         for sequence, (first, end, length) in step.many:
-            known = keys[self.all_places(prepared, sequence, length // form.rate, form)]
+            known = keys[self.all_places(prepared, sequence, length // kind.rate, kind)]
             for rows in parts_of(slice(first, end), 4 * len(known) * (heads + 1)):
                 choose_among(known, rows)
         return found
 
-    def all_places(self, prepared: EntriesPrepared, sequence: int, count: int, form: EntryForm) -> Places:
+    def all_places(self, prepared: EntriesPrepared, sequence: int, count: int, kind: Compression) -> Places:
         """The places of a sequence's first `count` entries."""
         numbers = torch.arange(count, device=self.shape.device)
-        return self.places_of_entries(prepared, torch.full_like(numbers, sequence), numbers, form)
+        return self.places_of_entries(prepared, torch.full_like(numbers, sequence), numbers, kind)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, prepared: Prepared,

@@ -16,12 +16,23 @@ from engine_svc.transfer import to_device_together
 _FEW = 8  # new tokens of a sequence, up to which each looks up by itself what it sees
 
 
-@dataclass(frozen=True)
-class EntryForm:
-    """How entries are made; the same for all layers of a kind."""
+class Compression(NamedTuple):
+    """How a layer makes entries, each of which stands for `rate` consecutive tokens."""
 
-    rate: int  # tokens that an entry stands for
-    span: int  # tokens that it is made of, the last of which are those it stands for
+    rate: int
+    # Each entry is also made of the tokens before its own, and an indexer chooses the entries that a query attends to
+    # (compressed sparse attention). Else queries attend to all entries (heavily compressed attention).
+    is_sparse: bool
+
+    @property
+    def span(self) -> int:
+        """How many tokens an entry is made of, the last of which are those it stands for."""
+        return 2 * self.rate if self.is_sparse else self.rate
+
+    @property
+    def series(self) -> int:
+        """How many vectors a token has a part in: its own entry's, and the next one's if they overlap."""
+        return 2 if self.is_sparse else 1
 
 
 class Span(NamedTuple):
@@ -63,33 +74,33 @@ class CompressedStep:
     positions: torch.Tensor  # int64 [tokens]
     few: tuple[tuple[slice, Back], ...]  # consecutive tokens of sequences with few new ones each, and their windows
     many: tuple[tuple[int, Span], ...]  # the other sequences
-    read: dict[EntryForm, Back]  # what the entries that end in this batch are made of
-    ends: dict[EntryForm, Ends]
-    counts: dict[EntryForm, torch.Tensor]  # int64 [tokens], how many entries each token sees
-    longest: dict[EntryForm, int]  # the greatest of them
+    read: dict[Compression, Back]  # what the entries that end in this batch are made of
+    ends: dict[Compression, Ends]
+    counts: dict[Compression, torch.Tensor]  # int64 [tokens], how many entries each token sees
+    longest: dict[Compression, int]  # the greatest of them
 
     @staticmethod
     def of(
-        metadata: AttentionMetadata, forms: Sequence[EntryForm], window: int, device: torch.device
+        metadata: AttentionMetadata, kinds: Sequence[Compression], window: int, device: torch.device
     ) -> CompressedStep:
         """Looks at a batch, whose lengths are the same for all groups of layers."""
         query_lens, seq_lens = (np.array(lens, np.int64) for lens in (metadata.query_lens_host, metadata.seq_lens_host))
         sequences = np.repeat(np.arange(len(query_lens)), query_lens)
         ends = np.cumsum(query_lens)
         positions = np.arange(len(sequences)) + np.repeat(seq_lens - ends, query_lens)
-        closing = [np.flatnonzero((positions + 1) % form.rate == 0) for form in forms]
+        closing = [np.flatnonzero((positions + 1) % kind.rate == 0) for kind in kinds]
         of, at, *rows = to_device_together([sequences, positions, *closing], device)
-        found = {form: Ends(of[each], at[each]) for form, each in zip(forms, rows, strict=True)}
+        found = {kind: Ends(of[each], at[each]) for kind, each in zip(kinds, rows, strict=True)}
         few, many = _divided(query_lens, ends, seq_lens)
         last = int(positions.max(initial=-1))
         return CompressedStep(
             metadata, of, at,
             few=tuple((part, Back.of(of[part], at[part], window)) for part in few),
             many=many,
-            read={form: Back.of(*end, form.span) for form, end in found.items()},
+            read={kind: Back.of(*end, kind.span) for kind, end in found.items()},
             ends=found,
-            counts={form: (at + 1) // form.rate for form in forms},
-            longest={form: (last + 1) // form.rate for form in forms},
+            counts={kind: (at + 1) // kind.rate for kind in kinds},
+            longest={kind: (last + 1) // kind.rate for kind in kinds},
         )  # fmt: skip
 
     def is_of(self, metadata: AttentionMetadata) -> bool:

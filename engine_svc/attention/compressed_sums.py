@@ -58,7 +58,7 @@ class SeenSums:
         entries = self._entries
         if entries is None or entries.chosen is None:
             return False
-        return span.length // entries.form.rate > _MANY * entries.chosen.shape[1]
+        return span.length // entries.kind.rate > _MANY * entries.chosen.shape[1]
 
     def _look_up(self, query: torch.Tensor, rows: slice, look: Look, output: torch.Tensor) -> None:
         """Attends with some rows, of which each has its own keys."""
@@ -71,9 +71,9 @@ class SeenSums:
             keys, hidden = self._keys[own.places], own.absent
             if entries is not None and chosen is not None:
                 taken = chosen[within]
-                prepared, form = entries.prepared, entries.form
+                prepared, kind = entries.prepared, entries.kind
                 of = prepared.step.sequences[part, None]
-                places = self._backend.places_of_entries(prepared, of, taken.clamp(min=0), form)
+                places = self._backend.places_of_entries(prepared, of, taken.clamp(min=0), kind)
                 # Where there is no entry, there may be anything, even infinities or NaN.
                 found = entries.vectors[places].masked_fill(taken[:, :, None] < 0, 0)
                 keys, hidden = torch.cat((keys, found), dim=1), torch.cat((hidden, taken < 0), dim=1)
@@ -83,17 +83,17 @@ class SeenSums:
         """The entries that rows attend to: int64 [rows, most], -1 for none."""
         if entries.chosen is not None:
             return entries.chosen[rows]
-        step, form = entries.prepared.step, entries.form
-        numbers = torch.arange(step.longest[form], device=step.sequences.device)
-        return torch.where(numbers < step.counts[form][rows, None], numbers, -1)
+        step, kind = entries.prepared.step, entries.kind
+        numbers = torch.arange(step.longest[kind], device=step.sequences.device)
+        return torch.where(numbers < step.counts[kind][rows, None], numbers, -1)
 
     def _attend_in_tiles(self, query: torch.Tensor, sequence: int, span: Span, output: torch.Tensor) -> None:
         """Attends with a sequence's tokens, in tiles that share their keys."""
         entries, window, device = self._entries, self._backend.window, query.device
         known, vectors = 0, None
         if entries is not None:
-            known = span.length // entries.form.rate
-            vectors = entries.vectors[self._backend.all_places(entries.prepared, sequence, known, entries.form)]
+            known = span.length // entries.kind.rate
+            vectors = entries.vectors[self._backend.all_places(entries.prepared, sequence, known, entries.kind)]
         before = span.length - span.end  # a token's position, less its row
         row_bytes = max(4 * query.shape[1] * (window + _TILE + known), SCORE_BYTES // _TILE)
         for rows in parts_of(slice(span.first, span.end), row_bytes):
@@ -102,7 +102,7 @@ class SeenSums:
             keys = self._cells_of(sequence, start, end)
             hidden = (positions > at[:, None]) | (positions <= at[:, None] - window)
             if entries is not None and vectors is not None:
-                count = end // entries.form.rate
+                count = end // entries.kind.rate
                 keys = torch.cat((keys, vectors[:count]))
                 hidden = torch.cat((hidden, ~_seen(entries, rows, count)), dim=1)
             output[rows] = self._sums(query[rows], keys, hidden[:, None])
@@ -135,7 +135,7 @@ def _seen(entries: SeenEntries, rows: slice, count: int) -> torch.Tensor:
     """Which of a sequence's first `count` entries some of its tokens attend to: bool [rows, count]."""
     if entries.chosen is None:
         numbers = torch.arange(count, device=entries.vectors.device)
-        return numbers < entries.prepared.step.counts[entries.form][rows, None]
+        return numbers < entries.prepared.step.counts[entries.kind][rows, None]
     chosen = entries.chosen[rows]
     found = torch.zeros((len(chosen), count + 1), dtype=torch.bool, device=chosen.device)
     return found.scatter_(1, torch.where(chosen < 0, count, chosen), True)[:, :count]

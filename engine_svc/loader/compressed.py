@@ -6,7 +6,6 @@ import torch
 
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.compressed import CachedSizes, CompressedBackend
-from engine_svc.attention.compressed_step import EntryForm
 from engine_svc.loader.attention_shape import plain_shape
 from engine_svc.models.compression_config import CompressionConfig
 from engine_svc.models.config import ModelConfig
@@ -32,9 +31,8 @@ def compressed_backend(
         cells=tuple(compression.cell_size(each) for each in compression.layers),
         entry=max((_entry_size(compression.entry_size(each), each.rate, shape) for each in kinds), default=1),
     )
-    forms = [EntryForm(each.rate, each.span) for each in sorted(kinds)]
     try:
-        return CompressedBackend(shape, sizes, forms, compression.window)
+        return CompressedBackend(shape, sizes, sorted(kinds), compression.window)
     except ValueError as error:
         raise StartupError(f"{error}. Choose another one.") from error
 

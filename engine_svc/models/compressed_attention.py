@@ -15,7 +15,7 @@ from engine_svc.attention.compressed import (
     EntriesPrepared,
     SeenEntries,
 )
-from engine_svc.attention.compressed_step import EntryForm
+from engine_svc.attention.compressed_step import Compression
 from engine_svc.attention.compressed_sums import SeenSums
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, whole_linear
@@ -23,7 +23,7 @@ from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part, Split, hold
 from engine_svc.models.attention import LayerCache, StepInputs
-from engine_svc.models.compression_config import Compression, CompressionConfig
+from engine_svc.models.compression_config import CompressionConfig
 from engine_svc.models.config import ModelConfig
 from engine_svc.ops.base import HeadsProduct, Ops
 from engine_svc.ops.weights import wide
@@ -92,13 +92,13 @@ class CompressedAttention(torch.nn.Module):
             return None
         prepared = cache.entries.prepared
         assert isinstance(prepared, EntriesPrepared)
-        form, dim = EntryForm(self._kind.rate, self._kind.span), self._form.head_dim
-        entries = backend.entries_in(cache.entries.cache, form, self._form.entry_size(self._kind))
+        dim = self._form.head_dim
+        entries = backend.entries_in(cache.entries.cache, self._kind, self._form.entry_size(self._kind))
         self.compressor(hidden, cache, prepared, entries[..., :dim], dim, step)
         chosen = None
         if self.indexer is not None:
             chosen = self.indexer(hidden, query_vectors, backend, cache, prepared, entries[..., dim:], step)
-        return SeenEntries(entries[..., :dim], prepared, form, chosen)
+        return SeenEntries(entries[..., :dim], prepared, self._kind, chosen)
 
     def _load_sinks(self, source: TensorSlice, part: str) -> None:
         own = slice(self._first_head, self._first_head + self._heads)
@@ -139,15 +139,15 @@ class Compressor(torch.nn.Module):
             entries: [num_blocks, entries, dim], the layer's cache of them.
             cell_start: where a cell's inputs begin.
         """
-        cells, form = cache.prepared, EntryForm(self._kind.rate, self._kind.span)
+        cells = cache.prepared
         assert isinstance(cells, CellsPrepared)
         first = cell_start + self._first_input
         own = cache.cache[..., first : first + 2 * self._width]
         own[cells.new] = torch.cat((self.vectors(hidden), self.weights(hidden)), dim=1)
-        ends = prepared.step.ends[form].positions
+        ends = prepared.step.ends[self._kind].positions
         if not len(ends):
             return
-        read = cells.read[form]
+        read = cells.read[self._kind]
         vectors, weights = own[read.places].float().split(self._width, dim=-1)  # [entries, span, series * dim]
         bias, absent = self.position_bias, read.absent[:, :, None]
         weights = self._overlapped(weights) + self._overlapped(bias.repeat(self._kind.series, 1)[None])
@@ -155,9 +155,9 @@ class Compressor(torch.nn.Module):
         sums = (shares * self._overlapped(vectors).masked_fill(absent, 0)).sum(dim=1)
         found = self.norm(sums.to(hidden.dtype))
         assert step.rotary_table is not None
-        turned = self._ops.take_rows(step.rotary_table, ends + 1 - form.rate)
+        turned = self._ops.take_rows(step.rotary_table, ends + 1 - self._kind.rate)
         turn_ends(self._ops, found[:, None], turned, self._rotated)
-        entries[prepared.new[form]] = found
+        entries[prepared.new[self._kind]] = found
 
     def _overlapped(self, values: torch.Tensor) -> torch.Tensor:
         """[entries, span, series * dim] → [entries, span, dim]: of tokens before an entry's own, the first series."""
@@ -188,12 +188,11 @@ class EntryIndexer(torch.nn.Module):
     ) -> torch.Tensor | None:  # fmt: skip
         """Makes the keys of new entries, and chooses entries; see CompressedBackend.choose. None means all."""
         self.compressor(hidden, cache, prepared, keys, self._form.head_dim, step)
-        form = EntryForm(self._kind.rate, self._kind.span)
-        if prepared.step.longest[form] <= self._form.most:
+        if prepared.step.longest[self._kind] <= self._form.most:
             return None
         query = self.q_b_proj(query_vectors).unflatten(1, (self._form.index_heads, -1))
         turn_ends(self._ops, query, step.rotary, self._form.rotated_dim)
-        return backend.choose(query, self.weights_proj(hidden), keys, prepared, form, self._form.most)
+        return backend.choose(query, self.weights_proj(hidden), keys, prepared, self._kind, self._form.most)
 
 
 class GroupedProjection(PackedLayer):

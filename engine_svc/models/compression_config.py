@@ -3,26 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-
-class Compression(NamedTuple):
-    """How a layer makes entries, each of which stands for `rate` consecutive tokens."""
-
-    rate: int
-    # Each entry is also made of the tokens before its own, and an indexer chooses the entries that a query attends to
-    # (compressed sparse attention). Else queries attend to all entries (heavily compressed attention).
-    is_sparse: bool
-
-    @property
-    def span(self) -> int:
-        """How many tokens an entry is made of."""
-        return 2 * self.rate if self.is_sparse else self.rate
-
-    @property
-    def series(self) -> int:
-        """How many vectors a token has a part in: its own entry's, and the next one's if they overlap."""
-        return 2 if self.is_sparse else 1
+from engine_svc.attention.compressed_step import Compression
 
 
 @dataclass(frozen=True)

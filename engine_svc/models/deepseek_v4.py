@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine_svc.models.compression_config import Compression, CompressionConfig, StreamsConfig
+from engine_svc.attention.compressed_step import Compression
+from engine_svc.models.compression_config import CompressionConfig, StreamsConfig
 from engine_svc.models.config import ModelConfig, MoeConfig, base_config, rope_parameters
 from engine_svc.ops.base import ClippedSilu
 from quire.errors import StartupError

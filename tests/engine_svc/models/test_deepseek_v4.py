@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
-from engine_svc.models.compression_config import Compression
+from engine_svc.attention.compressed_step import Compression
 from engine_svc.models.registry import config_for
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import StartupError
