@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from engine_svc.models.compression_config import CompressionConfig, StreamsConfig
 from engine_svc.models.config import ModelConfig, MoeConfig, activation, layer_heads
 from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 from engine_svc.models.recurrent_config import (
@@ -16,7 +17,7 @@ from engine_svc.models.recurrent_config import (
 )
 from quire.errors import StartupError
 
-Part = MoeConfig | LatentConfig | IndexerConfig | RecurrentConfig
+Part = MoeConfig | LatentConfig | IndexerConfig | CompressionConfig | StreamsConfig | RecurrentConfig
 
 # Far beyond any real model: a mistake or a hostile file could otherwise ask for all memory.
 _MOST = {
@@ -36,7 +37,9 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
     """
     for name, most in _MOST.items():
         _check_whole(name, getattr(config, name), most)
-    parts: list[Part | None] = [*config.moe, config.latent, config.indexer, *config.recurrent.values()]
+    parts: list[Part | None] = [
+        *config.moe, config.latent, config.indexer, config.compression, config.streams, *config.recurrent.values(),
+    ]  # fmt: skip
     _check_numbers(config, least=0)
     # Layers without a dense feed-forward part have no such size.
     if config.norm_placement != "alone" and any(moe is None or moe.beside_dense for moe in config.moe):
@@ -59,6 +62,8 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
         _check_mixture(moe)
     if config.indexer and config.latent:
         _check_indexer(config.indexer, config.latent)
+    if config.compression:
+        _check_compression(config.compression)
     _check_recurrent(config, recurrent_activation)
 
 
@@ -99,6 +104,15 @@ def _check_indexer(indexer: IndexerConfig, latent: LatentConfig) -> None:
         raise StartupError("config.json has an indexer (index_topk), which needs a q_lora_rank.")
     if 0 in indexer.shared_layers:
         raise StartupError("config.json: the first layer has no earlier layer whose chosen tokens it could share.")
+
+
+def _check_compression(compression: CompressionConfig) -> None:
+    for each in filter(None, compression.layers):
+        _check_whole("a layer's compression rate", each.rate, 2**16)
+    rotated, smallest = compression.rotated_dim, min(compression.head_dim, compression.index_head_dim)
+    if rotated % 2 or rotated > smallest:
+        raise StartupError(f"config.json: {rotated} values of heads are rotated; expected an even number of at most "
+                           f"{smallest}.")  # fmt: skip
 
 
 def _check_recurrent(config: ModelConfig, name: str) -> None:

@@ -192,10 +192,20 @@ def test_what_is_refused(made: tuple[Path, Any], options: dict[str, Any], messag
         pass
 
 
-def test_unknown_kinds_of_layers() -> None:
-    raw = TEXT | {"architectures": ["DeepseekV4ForCausalLM"]}
-    with pytest.raises(StartupError, match="7 is not a kind of attention"):
-        config_for(raw | {"layer_types": None, "compress_ratios": [0, 4, 128, 7, 0]})
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": None, "compress_ratios": [0, 4, 128, 7, 0]}, "7 is not a kind of attention"),
+        ({"compress_rates": {"heavily_compressed_attention": 0}}, "compression rate is 0"),
+        ({"partial_rotary_factor": 0.75}, "24 values of heads are rotated; expected an even number of at most 16"),
+        ({"o_groups": 0}, "groups is 0"),
+        ({"hc_mult": "4"}, "count is '4'"),
+    ],
+    ids=["kinds", "rates", "rotation", "groups", "streams"],
+)
+def test_what_is_not_supported(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        config_for(TEXT | {"architectures": ["DeepseekV4ForCausalLM"]} | changes)
 
 
 def test_default_layers() -> None:
