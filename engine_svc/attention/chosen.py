@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, Others, Prepared
+from engine_svc.attention.reference import softmax_with_sinks
 from engine_svc.attention.stored import bits
 from engine_svc.transfer import to_device_together
 
@@ -155,7 +156,7 @@ class ChosenAttention(ABC):
             cache: the layer's cache of vectors, with the new tokens' already written.
         """
         scale = self.attention.scales_of(options).key
-        output = self._attend(query, chosen, cache, choosing, options.scale * scale)
+        output = self._attend(query, chosen, cache, choosing, options.scale * scale, options.sinks)
         return output if scale == 1.0 else output * scale
 
     def _slices(self, choosing: Choosing, heads: int) -> Iterator[slice]:
@@ -174,9 +175,10 @@ class ChosenAttention(ABC):
 
     @abstractmethod
     def _attend(
-        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing, scale: float
-    ) -> torch.Tensor:
-        """Like `attend`, without scales of the cache; `scale` is the factor on scores."""
+        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing, scale: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Like `attend`, without scales of the cache; `scale` is the factor on scores, see AttentionOptions."""
 
 
 class TorchChosenAttention(ChosenAttention):
@@ -203,8 +205,9 @@ class TorchChosenAttention(ChosenAttention):
         return found
 
     def _attend(
-        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing, scale: float
-    ) -> torch.Tensor:
+        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing, scale: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         cells, output = self.attention.vectors(cache), torch.empty_like(query)
         size = max(1, _BYTES // (self.most * query.shape[2] * query.dtype.itemsize))
         for first in range(0, len(query), size):
@@ -213,7 +216,8 @@ class TorchChosenAttention(ChosenAttention):
             vectors = _take(cells, (blocks, places)).to(query.dtype)  # [queries, most, head_dim]
             scores = (query[part] @ vectors.transpose(1, 2)) * scale
             wide = torch.promote_types(query.dtype, torch.float32)
-            output[part] = scores.softmax(dim=-1, dtype=wide).to(query.dtype) @ vectors
+            shares, _ = softmax_with_sinks(scores.to(wide), None if sinks is None else sinks[:, None])
+            output[part] = shares.to(query.dtype) @ vectors
         return output
 
 

@@ -33,12 +33,15 @@ class TritonChosenAttention(ChosenAttention):
         )  # fmt: skip
 
     def _attend(
-        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing, scale: float
-    ) -> torch.Tensor:
+        self, query: torch.Tensor, chosen: torch.Tensor, cache: torch.Tensor, choosing: Choosing, scale: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         programs = len(query) * -(-query.shape[1] // self._tiles.rows)
         parts = max(1, min(self.most // _PART, self._multiprocessors // programs))
         output, lse = attend_chosen(
             query.contiguous(), self.attention.vectors(cache), chosen.contiguous(), choosing.sequences,
             choosing.metadata.block_table, scale, self._tiles, parts,
         )  # fmt: skip
-        return output[0] if len(output) == 1 else merge_parts(output, lse, None).to(query.dtype)
+        if len(output) == 1 and sinks is None:
+            return output[0]
+        return merge_parts(output, lse, sinks).to(query.dtype)

@@ -40,7 +40,9 @@ def attention_shape(
     shape = replace(shape, batch_invariant=options.kernels.batch_invariant is True)
     if latent := config.latent:
         # What adapters add to keys and values depends on the token.
-        expanded_dim = 0 if options.lora.enable_lora else latent.plain_dim + latent.value_dim
+        # And sinks are not among the plain keys.
+        is_plain = not options.lora.enable_lora and config.attention_sinks == "none"
+        expanded_dim = latent.plain_dim + latent.value_dim if is_plain else 0
         most_chosen = config.indexer.most if config.indexer else 0
         shape = replace(shape, keys_are_values=True, expanded_dim=expanded_dim, most_chosen=most_chosen)
     return _shared(shape, config, groups, heads)

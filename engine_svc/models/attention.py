@@ -14,9 +14,9 @@ from engine_svc.attention.rotation import Rotation
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
 from engine_svc.layers.norm import HeadLayerNorm, ParallelRMSNorm, RMSNorm
-from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part
 from engine_svc.models.config import ModelConfig, layer_heads
+from engine_svc.models.sinks import head_sinks
 from engine_svc.ops.base import HeadNorms, Ops
 from engine_svc.recurrence.base import LayerState
 
@@ -105,11 +105,9 @@ class Attention(torch.nn.Module):
         self._head_dim = head_dim = heads.size
         parts = qkv_parts(context.groups.tensor, heads.queries, heads.number, head_dim, value_dim)
         self._heads, self._kv_heads = parts["q"].count // head_dim, parts["k"].count // head_dim
-        self.sinks: LoadedParameter | None = None
-        if _has_sinks(config, index):
-            self.sinks = LoadedParameter((self._heads,), torch.float32, context.device)
-            self.sinks.loader = self._load_sinks
         self._first_head = parts["q"].first // head_dim
+        has_sinks = _has_sinks(config, index)
+        self.sinks = head_sinks(self._first_head, self._heads, context) if has_sinks else None
         # Text is no longer than the encoder's tokens before it: in chunks of their number, it attends to text alone.
         window = config.encoder_tokens or config.sliding_windows[index]
         is_chunk = config.encoder_tokens > 0 or (config.windows_are_chunks and window is not None)
@@ -197,10 +195,6 @@ class Attention(torch.nn.Module):
         first = self._first_head - sharing.rank * self._heads
         own = config.attention_slopes[first : first + sharing.world_size * self._heads]
         return torch.tensor(own, dtype=torch.float32, device=context.device)
-
-    def _load_sinks(self, source: TensorSlice, part: str) -> None:
-        if self.sinks is not None:
-            self.sinks.write(part, self.sinks, source, (slice(self._first_head, self._first_head + self._heads),))
 
     def _normalise(self, projected: torch.Tensor) -> None:
         """Normalizes queries and keys in place, with a weight for each value of their heads."""

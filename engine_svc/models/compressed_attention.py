@@ -20,11 +20,12 @@ from engine_svc.attention.compressed_sums import SeenSums
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, whole_linear
 from engine_svc.layers.norm import RMSNorm
-from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.layers.parameter import LoadedParameter
 from engine_svc.layers.split import Part, Split, hold
 from engine_svc.models.attention import LayerCache, StepInputs
 from engine_svc.models.compression_config import CompressionConfig
 from engine_svc.models.config import ModelConfig
+from engine_svc.models.sinks import head_sinks
 from engine_svc.ops.base import HeadsProduct, Ops
 from engine_svc.ops.weights import wide
 
@@ -38,11 +39,11 @@ class CompressedAttention(torch.nn.Module):
         self._ops, self._form, self._kind = context.ops, compression, compression.layers[index]
         self._heads = group.divide(config.num_heads, "attention heads")
         self._groups = group.divide(compression.groups, "groups of attention heads")
-        self._first_head = group.rank * self._heads
+        first_head = group.rank * self._heads
         dim, rank = compression.head_dim, compression.query_rank
         self.q_a_proj = whole_linear(size, rank, bias=False, context=context.at("q_a_proj"))
         self.q_a_layernorm = RMSNorm(rank, config.norm_eps, context=context)
-        queries = Part(self._first_head * dim, self._heads * dim, config.num_heads * dim)
+        queries = Part(first_head * dim, self._heads * dim, config.num_heads * dim)
         self.q_b_proj = ColumnParallelLinear(rank, {"": queries}, bias=False, context=context.at("q_b_proj"))
         self._plain_weight = torch.ones(dim, dtype=context.dtype, device=context.device)
         self._epsilon = config.norm_eps
@@ -54,8 +55,7 @@ class CompressedAttention(torch.nn.Module):
         self.o_b_proj = RowParallelLinear(
             compression.groups * compression.group_rank, size, bias=False, context=context.at("o_b_proj")
         )
-        self.sinks = LoadedParameter((self._heads,), torch.float32, context.device)
-        self.sinks.loader = self._load_sinks
+        self.sinks = head_sinks(first_head, self._heads, context)
         self.options = AttentionOptions(config.attention_scale, compression.window, sinks=self.sinks)
         self.compressor: Compressor | None = None
         self.indexer: EntryIndexer | None = None
@@ -99,10 +99,6 @@ class CompressedAttention(torch.nn.Module):
         if self.indexer is not None:
             chosen = self.indexer(hidden, query_vectors, backend, cache, prepared, entries[..., dim:], step)
         return SeenEntries(entries[..., :dim], prepared, self._kind, chosen)
-
-    def _load_sinks(self, source: TensorSlice, part: str) -> None:
-        own = slice(self._first_head, self._first_head + self._heads)
-        self.sinks.write(part, self.sinks, source, (own,))
 
 
 class Compressor(torch.nn.Module):

@@ -45,3 +45,5 @@ class StreamsConfig:
     count: int
     iterations: int  # of the normalization that makes a mixing matrix doubly stochastic
     epsilon: float
+    # The greatest weight of a part's output in a stream, if streams are not mixed with each other; None means they are.
+    magnitude: float | None = None

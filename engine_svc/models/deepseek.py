@@ -28,10 +28,11 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     if config["architectures"][0] == "DeepseekV2ForCausalLM" and config.get("kv_lora_rank") is None:
         bias = bool(config.get("attention_bias"))
         return base_config(config, moe=mixtures(config), qkv_bias=bias, output_bias=bias)
-    return compressed(config, moe=mixtures(config), indexer=_indexer(config))
+    return compressed(config, moe=mixtures(config), indexer=indexer_of(config))
 
 
-def _indexer(config: Mapping[str, Any]) -> IndexerConfig | None:
+def indexer_of(config: Mapping[str, Any]) -> IndexerConfig | None:
+    """The indexers' form; None if layers attend to all positions."""
     if not config.get("index_topk"):
         return None
     shared = frozenset(index for index, kind in enumerate(_indexer_types(config)) if kind in ("shared", "S"))

@@ -6,15 +6,14 @@ indexer, or for 128. In the first layers, a table says which experts a token goe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from engine_svc.attention.compressed_step import Compression
+from engine_svc.models.clamped_silu import clamped_silu
 from engine_svc.models.compression_config import CompressionConfig, StreamsConfig
 from engine_svc.models.config import ModelConfig, MoeConfig, base_config, rope_parameters
-from engine_svc.ops.base import ClippedSilu
 from quire.errors import StartupError
 
 _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
@@ -108,8 +107,7 @@ def _rotations(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 def _mixtures(config: Mapping[str, Any]) -> tuple[MoeConfig, ...]:
     """Each layer's experts."""
     limit, count = float(config["swiglu_limit"]), config["num_hidden_layers"]
-    # Clamping a gate before SiLU is the same as clamping its result.
-    activation = ClippedSilu(limit, gate_limit=limit / (1 + math.exp(-limit)))
+    activation = clamped_silu(limit)
     moe = MoeConfig(
         num_experts=config.get("n_routed_experts") or config["num_local_experts"],
         experts_per_token=config["num_experts_per_tok"],

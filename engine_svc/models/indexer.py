@@ -11,8 +11,6 @@ from engine_svc.layers.norm import LayerNorm
 from engine_svc.models.attention import LayerCache, StepInputs
 from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 
-_NORM_EPSILON = 1e-6
-
 
 class Indexer(torch.nn.Module):
     """Scores positions with few small heads; every rank has all of them, so that all ranks choose alike."""
@@ -26,7 +24,8 @@ class Indexer(torch.nn.Module):
         self._ops, self._form, self._chosen = context.ops, form, chosen
         self.wq_b = whole_linear(latent.query_rank, form.heads * form.head_dim, bias=False, context=context.at("wq_b"))
         self.wk = whole_linear(hidden_size, form.head_dim, bias=False, context=context.at("wk"))
-        self.k_norm = LayerNorm(form.head_dim, _NORM_EPSILON, context=context, bias=True)
+        self.k_norm = LayerNorm(form.head_dim, form.norm_eps, context=context, bias=True)
+        self._rotated_dim = latent.rotated_dim
         self.weights_proj = ReplicatedLinear(hidden_size, form.heads, context=context.at("weights_proj"))
 
     def forward(
@@ -57,5 +56,9 @@ class Indexer(torch.nn.Module):
         return found.new_zeros((len(query_vectors), found.shape[1])).index_copy_(0, choosing.rows, found)
 
     def _turned(self, heads: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
-        """Rotates the first values of [tokens, heads, head_dim]."""
-        return self._ops.rotate(heads, rotary, heads.shape[1], None, self._form.interleaved)
+        """Rotates the first values of [tokens, heads, head_dim], or the last ones; may be in place."""
+        if not self._form.rotates_last:
+            return self._ops.rotate(heads, rotary, heads.shape[1], None, self._form.interleaved)
+        ends = heads[..., heads.shape[2] - self._rotated_dim :]
+        ends.copy_(self._ops.rotate(ends.contiguous(), rotary, heads.shape[1], None, self._form.interleaved))
+        return heads

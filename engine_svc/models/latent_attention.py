@@ -14,13 +14,14 @@ from torch.nn import functional as F
 from engine_svc.attention.base import AttentionBackend, AttentionOptions
 from engine_svc.attention.chosen import Choosing
 from engine_svc.layers.context import HeadAdapters, LayerContext, PackedLayer
-from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
+from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.split import Part, Split, hold
 from engine_svc.models.attention import LayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.indexer import Indexer
 from engine_svc.models.latent_config import LatentConfig
+from engine_svc.models.sinks import head_sinks
 from engine_svc.ops.base import HeadsProduct
 from engine_svc.ops.weights import wide
 
@@ -44,9 +45,10 @@ class LatentAttention(torch.nn.Module):
             self._neighbors = {
                 heads: context.ops.head_matrices(matrix.expand(heads, -1, -1)) for heads in (1, self._heads)
             }
-        self.options = AttentionOptions(config.attention_scale)
-        size = latent.plain_dim + latent.rotated_dim
         first = context.groups.tensor.rank * self._heads
+        self.sinks = head_sinks(first, self._heads, context) if config.attention_sinks == "all" else None
+        self.options = AttentionOptions(config.attention_scale, sinks=self.sinks)
+        size = latent.plain_dim + latent.rotated_dim
         queries = Part(first * size, self._heads * size, config.num_heads * size)
 
         def whole(rows: int) -> dict[str, Part]:
@@ -79,6 +81,10 @@ class LatentAttention(torch.nn.Module):
             bias=config.output_bias,
             context=context.at("o_proj"),
         )
+        self.g_proj: ColumnParallelLinear | None = None
+        if config.attention_gates == "values":
+            gates = even_parts(context.groups.tensor, {"": config.num_heads * latent.value_dim})
+            self.g_proj = ColumnParallelLinear(config.hidden_size, gates, bias=False, context=context.at("g_proj"))
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [outputs, hidden_size]; see StepInputs.output_rows."""
@@ -98,7 +104,10 @@ class LatentAttention(torch.nn.Module):
             values = self._attend(queries, rotary, key, cache, step.attention)
         else:
             values = self._attend_chosen(queries, rotary, key, cache, cache.choosing, step)
-        return self.o_proj(values.flatten(1))
+        values = values.flatten(1)
+        if self.g_proj is not None:
+            values = self._ops.gate(values, self.g_proj(step.outputs(ops, hidden)))
+        return self.o_proj(values)
 
     def _attend_chosen(
         self, queries: torch.Tensor, rotary: torch.Tensor, key: torch.Tensor, cache: LayerCache, choosing: Choosing,

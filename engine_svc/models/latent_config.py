@@ -24,4 +24,6 @@ class IndexerConfig:
     head_dim: int
     most: int  # positions that a query attends to
     interleaved: bool  # neighboring values are rotated with each other, not those half of the rotated ones apart
+    rotates_last: bool = False  # the last values of heads, not the first
+    norm_eps: float = 1e-6  # of the keys' norm
     shared_layers: frozenset[int] = frozenset()  # attend to what the last layer before them with an indexer has chosen

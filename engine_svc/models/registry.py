@@ -59,6 +59,7 @@ ARCHITECTURES = {
     "GraniteMoeSharedForCausalLM": "engine_svc.models.granite_moe",
     "GraniteSWAForCausalLM": "engine_svc.models.granite_swa",
     "HYV3ForCausalLM": "engine_svc.models.hy_v3",
+    "HYV4ForCausalLM": "engine_svc.models.hy_v4",
     "HeliumForCausalLM": "engine_svc.models.helium",
     "HunYuanDenseV1ForCausalLM": "engine_svc.models.hunyuan",
     "HunYuanMoEV1ForCausalLM": "engine_svc.models.hunyuan_moe",

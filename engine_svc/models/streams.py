@@ -26,41 +26,48 @@ class Mixing(NamedTuple):
     """A token's weights for what follows a part of a layer."""
 
     added: torch.Tensor  # float32 [tokens, count], of the part's output in each stream
-    kept: torch.Tensor  # float32 [tokens, count, count], of each stream (first) in each new one (second)
+    # float32 [tokens, count, count], of each stream (first) in each new one (second); None means it stays what it is.
+    kept: torch.Tensor | None
 
 
 class StreamLayer(DecoderLayer):
-    """Attention, then experts, each after a norm; `hidden` is [tokens, count * hidden_size], `residual` stays zero."""
+    """Attention and feed-forward, each after a norm; `hidden` is [tokens, count * hidden_size], `residual` zero."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__(config, context, index)
         assert config.streams is not None
-        self.attn_hc = HyperConnection(config.hidden_size, config.streams, config.norm_eps, context)
-        self.ffn_hc = HyperConnection(config.hidden_size, config.streams, config.norm_eps, context)
+        connection = HyperConnection if config.streams.magnitude is None else IndependentConnection
+        self.attn_hc = connection(config.hidden_size, config.streams, config.norm_eps, context)
+        self.ffn_hc = connection(config.hidden_size, config.streams, config.norm_eps, context)
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
     ) -> LayerOutput:
         """See DecoderLayer.forward; all rows are needed."""
-        assert isinstance(self.mlp, SparseMLP)
         collapsed, mixing = self.attn_hc(hidden)
         hidden = mixed(hidden, self._mix(self.input_layernorm(collapsed), cache, step), mixing)
         collapsed, mixing = self.ffn_hc(hidden)
-        fed = self.mlp(self.post_attention_layernorm(collapsed), token_ids=step.token_ids)
+        normed = self.post_attention_layernorm(collapsed)
+        fed = self.mlp(normed, token_ids=step.token_ids) if isinstance(self.mlp, SparseMLP) else self.mlp(normed)
         return LayerOutput(mixed(hidden, fed, mixing), residual)
 
 
-class HyperConnection(PackedLayer):
-    """Collapses streams before a part of a layer, and says how they are mixed after it."""
+class _Connection(PackedLayer):
+    """Projects streams to scores."""
 
-    def __init__(self, hidden_size: int, streams: StreamsConfig, norm_epsilon: float, context: LayerContext) -> None:
+    def __init__(
+        self, hidden_size: int, streams: StreamsConfig, norm_epsilon: float, context: LayerContext,
+        sizes: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            sizes: numbers of the scores of each kind.
+        """
         super().__init__()
-        self._ops, self._streams, self._norm_epsilon = context.ops, streams, norm_epsilon
-        count = streams.count
-        self._sizes = count, count, count * count
-        self.fn = LoadedParameter((sum(self._sizes), count * hidden_size), torch.float32, context.device)
-        self.base = LoadedParameter((sum(self._sizes),), torch.float32, context.device)
-        self.scale = LoadedParameter((len(self._sizes),), torch.float32, context.device)
+        self._ops, self._streams, self._norm_epsilon, self._sizes = context.ops, streams, norm_epsilon, sizes
+        self.fn = LoadedParameter((sum(sizes), streams.count * hidden_size), torch.float32, context.device)
+        self.base = LoadedParameter((sum(sizes),), torch.float32, context.device)
+        self.scale = LoadedParameter((len(sizes),), torch.float32, context.device)
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
@@ -68,12 +75,36 @@ class HyperConnection(PackedLayer):
             rows.mul_(scale)
         del self.scale
 
+    def _scores(self, streams: torch.Tensor) -> torch.Tensor:
+        return F.linear(_normed(streams, self._norm_epsilon), self.fn, self.base)
+
+
+class HyperConnection(_Connection):
+    """Collapses streams before a part of a layer, and says how they are mixed after it."""
+
+    def __init__(self, hidden_size: int, streams: StreamsConfig, norm_epsilon: float, context: LayerContext) -> None:
+        sizes = streams.count, streams.count, streams.count * streams.count
+        super().__init__(hidden_size, streams, norm_epsilon, context, sizes)
+
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Mixing]:
         """[tokens, count * hidden_size] → the part's input [tokens, hidden_size], and weights for `mixed`."""
-        form, scores = self._streams, F.linear(_normed(streams, self._norm_epsilon), self.fn, self.base)
-        found = self._ops.stream_weights(scores, form.count, form.iterations, form.epsilon)
+        form = self._streams
+        found = self._ops.stream_weights(self._scores(streams), form.count, form.iterations, form.epsilon)
         before, added, kept = found.split(self._sizes, dim=1)
         return collapsed(streams, before), Mixing(added, kept.unflatten(1, (form.count, -1)))
+
+
+class IndependentConnection(_Connection):
+    """Like HyperConnection, but streams are not mixed with each other (Hunyuan 4)."""
+
+    def __init__(self, hidden_size: int, streams: StreamsConfig, norm_epsilon: float, context: LayerContext) -> None:
+        super().__init__(hidden_size, streams, norm_epsilon, context, (streams.count, streams.count))
+
+    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Mixing]:
+        """See HyperConnection.forward."""
+        form = self._streams
+        before, added = self._scores(streams).sigmoid_().split(self._sizes, dim=1)
+        return collapsed(streams, before + form.epsilon), Mixing(added * form.magnitude + form.epsilon, None)
 
 
 class CollapsedNorm(RMSNorm):
@@ -111,9 +142,10 @@ def mixed(streams: torch.Tensor, output: torch.Tensor, mixing: Mixing) -> torch.
     Args:
         output: [tokens, hidden_size], the part's.
     """
-    apart = streams.unflatten(1, (mixing.added.shape[1], -1)).to(mixing.kept.dtype)
-    kept = torch.baddbmm(mixing.added[:, :, None] * output[:, None], mixing.kept.transpose(1, 2), apart)
-    return kept.to(streams.dtype).flatten(1)
+    apart = streams.unflatten(1, (mixing.added.shape[1], -1)).to(mixing.added.dtype)
+    added = mixing.added[:, :, None] * output[:, None]
+    sums = added + apart if mixing.kept is None else torch.baddbmm(added, mixing.kept.transpose(1, 2), apart)
+    return sums.to(streams.dtype).flatten(1)
 
 
 def _normed(streams: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -126,6 +126,12 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0},
         },
     ),
+    "hy-v4": (
+        "HYV4", COMPRESSED | _SMALL | {
+            "n_routed_experts": 6, "index_topk": 256, "index_head_dim": 16, "index_n_heads": 16, "hc_mult": 3,
+            "swiglu_limit": 0.3, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+        },
+    ),
     "hy-v3": (
         "HYV3", _SMALL | {
             "num_experts": 6, "num_shared_experts": 2, "head_dim": 32, "attention_bias": True, "mlp_bias": True,

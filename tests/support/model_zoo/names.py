@@ -65,6 +65,7 @@ NAMES: dict[str, str] = {
     "GraniteMoeForCausalLM": "Granite 3 1B A400M, 3B A800M",
     "GraniteMoeHybridForCausalLM": "Granite 4.0 H",
     "HYV3ForCausalLM": "Hy3",
+    "HYV4ForCausalLM": "Hunyuan 4 (Hy4)",
     "HeliumForCausalLM": "Helium 1",
     "HunYuanDenseV1ForCausalLM": "Hunyuan 0.5B to 7B",
     "HunYuanMoEV1ForCausalLM": "Hunyuan A13B",

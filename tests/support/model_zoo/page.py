@@ -37,10 +37,10 @@ is never run, so models that exist only as such code (InternLM 2, ChatGLM 3, Bai
 
 Encoders, rerankers and reward models, which generate nothing, are described in [pooling.md](pooling.md).
 
-**Sparse attention** (DeepSeek V3.2; GLM 5 to 5.2): up to `index_topk` tokens, 2,048 in the published models, a query
-attends to all tokens, and beyond to those that its layer's indexer chooses, or an earlier layer's if layers share
-choices. The indexer's keys are cached beside the vectors of compressed attention, which takes 22 % more memory in the
-layers that have one. With a `--max-model-len` of at most `index_topk`, indexers are not loaded. Otherwise:
+**Sparse attention** (DeepSeek V3.2; GLM 5 to 5.2; Hunyuan 4): up to `index_topk` tokens, 2,048 in the published models,
+a query attends to all tokens, and beyond to those that its layer's indexer chooses, or an earlier layer's if layers
+share choices. The indexer's keys are cached beside the vectors of compressed attention, which takes 22 % more memory in
+the layers that have one. With a `--max-model-len` of at most `index_topk`, indexers are not loaded. Otherwise:
 
 * On a CPU, torch's operators attend, not Quire's C++ kernels. On a GPU, steps are replayed from CUDA graphs only while
   all their contexts are that short.
@@ -54,8 +54,8 @@ takes 18 KiB in bfloat16, and a running sequence 35 MB for its windows. Checkpoi
 in 8 bits and experts in 4, and so are conversations:
 
 ```sh
-quire serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8 --enable-expert-parallel \
-  --tokenizer-mode deepseek_v4 --reasoning-parser deepseek_v4 --tool-call-parser deepseek_v4 \
+quire serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8 --enable-expert-parallel \\
+  --tokenizer-mode deepseek_v4 --reasoning-parser deepseek_v4 --tool-call-parser deepseek_v4 \\
   --enable-auto-tool-choice --speculative-config '{{"method": "mtp", "num_speculative_tokens": 1}}'
 ```
 
