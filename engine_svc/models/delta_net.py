@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Literal
 
@@ -16,6 +17,8 @@ from engine_svc.models.recurrent import ChannelConvolution, RecurrentLayer, even
 from engine_svc.models.recurrent_config import DeltaNetConfig
 from engine_svc.recurrence.base import DeltaInputs, DeltaParameters, GatedNorm, LayerState, StateShape
 from engine_svc.recurrence.registry import create_recurrence
+
+_LEAST_SHARE = 1e-30  # of a bounded decay, of which there is a logarithm
 
 
 class DeltaNet(RecurrentLayer):
@@ -84,15 +87,18 @@ class DeltaNet(RecurrentLayer):
         convolved, gates, strengths, steps = (getattr(self, name)(hidden) for name in self._projections)
         return convolved, gates, strengths, steps
 
+    @functools.cached_property
+    def _rule(self) -> DeltaParameters:
+        """Must not be read before the layer is loaded."""
+        return DeltaParameters(self.A_log, self.dt_bias, self._config.strongest)
+
     def forward(self, hidden: torch.Tensor, state: LayerState, step: StepInputs) -> torch.Tensor:
         """See RecurrentLayer.forward."""
         mixed, gates, strengths, steps = self._project(hidden)
         mixed = self._recurrence.convolve(mixed, self.conv1d.filters(), state)
         query, key, value = mixed.split(self._convolved, dim=-1)
         inputs = DeltaInputs(query, key, value, steps, strengths)
-        output = self._recurrence.delta_rule(
-            inputs, DeltaParameters(self.A_log, self.dt_bias, self._config.strongest), state
-        )
+        output = self._recurrence.delta_rule(inputs, self._rule, state)
         weight = getattr(self, self._norm_name).weight
         norm = GatedNorm(weight, len(self.A_log), self._epsilon, gates_first=False, gate=self._gate)
         projected: torch.Tensor = getattr(self, self._output_name)(self._recurrence.gated_norm(output, gates, norm))
@@ -150,6 +156,31 @@ class KimiDeltaNet(ApartDeltaNet):
         return self.qkv_proj(hidden), gates, self.b_proj(hidden), steps
 
 
+class BoundedDeltaNet(KimiDeltaNet):
+    """Kimi's delta net with whole projections, and decays of exp(bound * sigmoid(time step * -rate)) (Ling 3.0)."""
+
+    def _add_projections(self, hidden_size: int, context: LayerContext) -> None:
+        inner = self._of_heads(self._config.key_dim)
+        self._add(hidden_size, "qkv_proj", dict.fromkeys(("q", "k", "v"), inner), context)
+        self._add(hidden_size, "b_proj", {"": self._of_heads(1)}, context)
+        for name in ("f_proj", "g_proj"):  # time steps and gates
+            self._add(hidden_size, name, {"": inner}, context)
+
+    def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See DeltaNet. Time steps become such that the delta rule's softplus makes the sigmoid of them."""
+        steps = (self.f_proj(hidden).float() + self.dt_bias).unflatten(1, (len(self.A_log), -1))
+        shares = (steps * -self.A_log[:, None]).sigmoid().clamp(min=_LEAST_SHARE)
+        bounded = shares.expm1().log().to(hidden.dtype).flatten(1)
+        return self.qkv_proj(hidden), self.g_proj(hidden), self.b_proj(hidden), bounded
+
+    @functools.cached_property
+    def _rule(self) -> DeltaParameters:
+        """See DeltaNet."""
+        rates = torch.full_like(self.A_log, self._config.lower_bound)
+        return DeltaParameters(rates, torch.zeros_like(self.dt_bias), self._config.strongest)
+
+
 DELTA_NETS: dict[str, type[DeltaNet]] = {
     "joined": DeltaNet, "headwise": HeadwiseDeltaNet, "apart": ApartDeltaNet, "kimi": KimiDeltaNet,
+    "bounded": BoundedDeltaNet,
 }  # fmt: skip

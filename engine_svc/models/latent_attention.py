@@ -82,8 +82,10 @@ class LatentAttention(torch.nn.Module):
             context=context.at("o_proj"),
         )
         self.g_proj: ColumnParallelLinear | None = None
-        if config.attention_gates == "values":
-            gates = even_parts(context.groups.tensor, {"": config.num_heads * latent.value_dim})
+        self._gates_heads = config.attention_gates == "heads"
+        if config.attention_gates != "none":
+            each = 1 if self._gates_heads else latent.value_dim
+            gates = even_parts(context.groups.tensor, {"": config.num_heads * each})
             self.g_proj = ColumnParallelLinear(config.hidden_size, gates, bias=False, context=context.at("g_proj"))
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
@@ -104,10 +106,18 @@ class LatentAttention(torch.nn.Module):
             values = self._attend(queries, rotary, key, cache, step.attention)
         else:
             values = self._attend_chosen(queries, rotary, key, cache, cache.choosing, step)
-        values = values.flatten(1)
-        if self.g_proj is not None:
-            values = self._ops.gate(values, self.g_proj(step.outputs(ops, hidden)))
-        return self.o_proj(values)
+        return self.o_proj(self._gated(values, hidden, step))
+
+    def _gated(self, values: torch.Tensor, hidden: torch.Tensor, step: StepInputs) -> torch.Tensor:
+        """[outputs, heads, value_dim] → [outputs, heads * value_dim], multiplied by the layer's gates if it has any."""
+        if self.g_proj is None:
+            return values.flatten(1)
+        gates = self.g_proj(step.outputs(self._ops, hidden), wide=self._gates_heads)
+        if not self._gates_heads:
+            return self._ops.gate(values.flatten(1), gates)
+        gated = self._ops.zeros_like(values)
+        self._ops.add(gated.flatten(0, 1), values.flatten(0, 1), gates.view(-1, 1))
+        return gated.flatten(1)
 
     def _attend_chosen(
         self, queries: torch.Tensor, rotary: torch.Tensor, key: torch.Tensor, cache: LayerCache, choosing: Choosing,

@@ -54,9 +54,11 @@ class DeltaNetConfig:
     taps: int
     norm_epsilon: float
     # Layout of checkpoints. Headwise: everything that belongs to a key head is side by side. Apart: queries, keys and
-    # values are separate. Kimi: the same, and each value of a key has its own time step.
-    form: Literal["joined", "headwise", "apart", "kimi"]
+    # values are separate. Kimi: the same, and each value of a key has its own time step. Bounded: like Kimi, but
+    # decays have a lower bound.
+    form: Literal["joined", "headwise", "apart", "kimi", "bounded"]
     strongest: float = 1.0  # see DeltaParameters
+    lower_bound: float = 0.0  # of the logarithm of a step's decay, if it is bounded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "AfmoeForCausalLM": "engine_svc.models.afmoe",
     "ApertusForCausalLM": "engine_svc.models.apertus",
     "ArceeForCausalLM": "engine_svc.models.arcee",
+    "BailingHybridForCausalLM": "engine_svc.models.ling3",
     "BambaForCausalLM": "engine_svc.models.bamba",
     "BloomForCausalLM": "engine_svc.models.bloom",
     "CodeGenForCausalLM": "engine_svc.models.gptj",

@@ -351,6 +351,12 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "linear_num_heads": 4, "num_local_experts": 8, "n_group": 4, "topk_group": 2, "q_lora_rank": None,
         "moe_intermediate_size": 32, "num_experts_per_tok": 2, "initializer_range": 0.15,
     }),
+    "ling-3": ("BailingHybrid", {
+        "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 16,
+        "num_local_experts": 8, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 32, "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1, "pad_token_id": None, "eos_token_id": 2, "initializer_range": 0.15,
+    }),
     "recurrent-gemma": ("RecurrentGemma", {"lru_width": 64, "attention_window_size": 16, "num_hidden_layers": 4}),
     "mamba": ("Mamba", {"state_size": 8}),
     "falcon-mamba": ("FalconMamba", {"state_size": 8}),

@@ -6,6 +6,7 @@ NAMES: dict[str, str] = {
     "ArceeForCausalLM": "Arcee AFM 4.5B",
     "AriaTextForCausalLM": "Aria's language model",
     "AyaVisionForConditionalGeneration": "Aya Vision",
+    "BailingHybridForCausalLM": "Ling 3.0 Flash",
     "BambaForCausalLM": "Bamba",
     "BertLMHeadModel": "BERT as a decoder",
     "BioGptForCausalLM": "BioGPT",
