@@ -69,13 +69,17 @@ class MarkedParser(ReasoningParser):
     other_end_marks: ClassVar[tuple[str, ...]] = ()
     # Texts that begin the answer without an end mark, and belong to it.
     answer_starts: ClassVar[tuple[str, ...]] = ()
+    # Whether an answer without reasoning may begin with the end mark, which then belongs to neither part.
+    may_begin_closed: ClassVar[bool] = False
     # Characters that may surround marks.
     blanks: ClassVar[str] = "\n"
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)
         self._place = _Place.BEGINNING
-        self._starts = (self.start_mark, *self.other_start_marks)
+        self._firsts = dict.fromkeys((self.start_mark, *self.other_start_marks), _Place.OPENED)
+        if self.may_begin_closed:
+            self._firsts[self.end_mark] = _Place.CLOSED
         self._ends = Markers(self.end_mark, *self.other_end_marks, *self.answer_starts)
         self._steps = {
             _Place.BEGINNING: self._begin,
@@ -107,11 +111,11 @@ class MarkedParser(ReasoningParser):
     def _begin(self) -> Sequence[Delta] | None:
         text = self.held.lstrip(self.blanks)
         if len(self.held) - len(text) <= MAX_BLANKS:
-            for mark in self._starts:
+            for mark, place in self._firsts.items():
                 if text.startswith(mark):
-                    self._place, self.held = _Place.OPENED, text[len(mark) :]
+                    self._place, self.held = place, text[len(mark) :]
                     return ()
-            if any(mark.startswith(text) for mark in self._starts):
+            if any(mark.startswith(text) for mark in self._firsts):
                 return None
         self._place = _Place.OPENED if self.context.thinking_is_open else _Place.ANSWER
         return ()

@@ -30,6 +30,12 @@ class ThinkTagsOrCalls(ThinkTags):
     answer_starts = ("<｜DSML｜tool_calls>",)
 
 
+class ThinkTagsOrSpacedCalls(ThinkTags):
+    """The same for DeepSeek V4.1, whose tool calls are marked in another way."""
+
+    answer_starts = ("<｜DSML｜ calls>",)
+
+
 class BracketTags(MarkedParser):
     """`[THINK]…[/THINK]`, which are control tokens of Mistral's vocabularies."""
 
@@ -54,8 +60,34 @@ class HunyuanTags(MarkedParser):
     special_tokens = (start_mark, end_mark)
 
 
+class Hunyuan4Tags(MarkedParser):
+    """`<think:6124c78e>…</think:6124c78e>`, which are tokens of Hunyuan 4."""
+
+    start_mark = "<think:6124c78e>"
+    end_mark = "</think:6124c78e>"
+    special_tokens = (start_mark, end_mark)
+
+
+class MiniMaxTags(MarkedParser):
+    """`<mm:think>…</mm:think>`, which are tokens of MiniMax-M3. It may begin with the end tag if it does not reason."""
+
+    start_mark = "<mm:think>"
+    end_mark = "</mm:think>"
+    may_begin_closed = True
+    special_tokens = (start_mark, end_mark)
+
+
+class SolarTags(MarkedParser):
+    """`<|think:start|>…<|think:end|>`, which are tokens of Solar Open 2, or up to a tool call."""
+
+    start_mark = "<|think:start|>"
+    end_mark = "<|think:end|>"
+    answer_starts = ("<|tool_call:start|>",)
+    special_tokens = (start_mark, end_mark, *answer_starts)
+
+
 class CohereTags(MarkedParser):
-    """`<|START_THINKING|>…<|END_THINKING|>`, which are special tokens of Command R7B and Command A."""
+    """`<|START_THINKING|>…<|END_THINKING|>`, which are special tokens of Command R7B, A and A Plus."""
 
     start_mark = "<|START_THINKING|>"
     end_mark = "<|END_THINKING|>"

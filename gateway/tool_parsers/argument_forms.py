@@ -10,13 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.answers.context import Tool
-from gateway.tool_parsers.schema_values import STRING, referred, types_of
+from gateway.tool_parsers.schema_values import NO_STRING, STRING, referred, types_of
 
 Form = dict[str, Any]
 _NOTHING: Form = {"type": "const_string", "value": ""}
+# A parameter's name, up to the rest of its element; a slash would begin an end tag.
+_ANY_NAME: Form = {"type": "regex", "pattern": r"""[^"'<>\n/][^"'<>\n]*"""}
 # If all parameters are optional, the first one written must be among this many.
 _MOST_OPTIONAL = 32
 _MOST_REFERENCES = 64
+# What end marks begin with besides `<` → how it is written in a regex.
+_ESCAPED = {"\n": r"\n", "]": r"\]"}
 # Finds patterns that might match the first character of an end mark.
 _ENDLESS = re.compile(r"[<\n]|\[\^|(?<!\\)\.|\\[SWDsnpPxu]|\(\?")
 
@@ -25,24 +29,35 @@ def elements_form(tool: Tool, begin: str, between: str, end: str, between_json: 
     """Parameters written one after the other.
 
     Args:
-        begin, between, end: text before a parameter's name, before its value, and after its value.
+        begin, between, end: text before a parameter's name, before its value, and after its value; `{name}` in `end`
+            stands for the parameter's name.
         between_json: in place of `between` if the value is JSON rather than the text of a string; empty if there is no
-            difference.
+            difference. `{type}` in it stands for the value's type, where integers are numbers.
     """
     properties, required = _parameters(tool)
     if properties is None:
-        pairs = [_sequence(_text_up_to(each), _text_up_to(end)) for each in (between, between_json) if each]
+        ways = [between, *_with_types(between_json, NO_STRING)]
+        after = [_text_up_to(each) for each in end.split("{name}")]
+        pairs = [_sequence(_ANY_NAME, _constant(way), *after) for way in ways]
         tag: Form = {"type": "tag", "begin": begin, "content": _either(pairs), "end": ""}
         return {"type": "tags_with_separator", "tags": [tag], "separator": ""}
     row: list[Form] = []
     for name, schema in properties.items():
-        texts, others = _forms_of(tool, schema, end) if between_json else ([_value(tool, schema, end)], [])
+        last = end.replace("{name}", name)
+        texts, others = _forms_of(tool, schema, last) if between_json else ([_value(tool, schema, last)], [])
+        ways = _with_types(between_json, types_of(schema, tool.parameters) - STRING or NO_STRING)
         each = _either(
-            [_tag(f"{begin}{name}{between}", text, end) for text in texts]
-            + [_tag(f"{begin}{name}{between_json}", other, end) for other in others]
+            [_tag(f"{begin}{name}{between}", text, last) for text in texts]
+            + [_tag(f"{begin}{name}{way}", other, last) for other in others for way in ways]
         )
         row.append(each if name in required else _perhaps(each))
     return _sequence(*row)
+
+
+def _with_types(text: str, types: frozenset[str]) -> list[str]:
+    """Returns the text, once for each of the types if it has a place for them; nothing if it is empty."""
+    names = sorted("number" if each == "integer" else each for each in types)
+    return list(dict.fromkeys(text.replace("{type}", name) for name in names)) if text else []
 
 
 def keywords_form(tool: Tool, sign: str = "=", separator: str = ", ", quote: str = "") -> Form:
@@ -129,9 +144,9 @@ def _pattern(schema: Mapping[str, Any], end: str) -> str:
     out.
     """
     pattern, least, most = schema.get("pattern"), schema.get("minLength", 0), schema.get("maxLength", "")
-    other = r"[^<\n]" if end.startswith("\n") else "[^<]"
+    other = f"[^<{_ESCAPED.get(end[:1], '')}]"
     if isinstance(pattern, str):
-        if _ENDLESS.search(pattern):
+        if _ENDLESS.search(pattern) or (end.startswith("]") and r"\]" in pattern):
             return ""
         before, after = "" if pattern.startswith("^") else f"{other}*", "" if pattern.endswith("$") else f"{other}*"
         return f"{before}({pattern.removeprefix('^').removesuffix('$')}){after}"

@@ -9,7 +9,7 @@ from gateway.answers.context import AnswerContext, Tool
 from gateway.answers.markers import Markers
 from gateway.tool_parsers.argument_forms import elements_form
 from gateway.tool_parsers.base import CallSyntax, MarkedToolParser
-from gateway.tool_parsers.scanner import NotACallError, Steps
+from gateway.tool_parsers.scanner import Steps
 from gateway.tool_parsers.schema_values import ArgumentWriter, ParameterTypes
 
 
@@ -62,9 +62,9 @@ class KeyValueParser(MarkedToolParser):
         """Reads the rest of a pair; returns the element after it."""
         pieces: list[str] = []
         yield from self.text.until(Markers(self.key[1]), pieces.append)
-        yield from self.text.peek_past_space()
-        if not (yield from self.text.accept(self.value[0])):
-            raise NotACallError
+        if self.value[0]:
+            yield from self.text.peek_past_space()
+            yield from self.text.expect(self.value[0])
         value = arguments.value("".join(pieces).strip())
         yield from self.text.until(Markers(self.value[1]), value)
         value.close()
@@ -78,15 +78,11 @@ class Glm47(KeyValueParser):
     line_break = ""
 
 
-class Hunyuan3(KeyValueParser):
-    """Hunyuan 3: the same between tokens of its own, in a row that has such tokens, too."""
+class KeyValueRowParser(KeyValueParser):
+    """The same in a row that has tags, too."""
 
-    call = ("<tool_call:opensource>", "</tool_call:opensource>")
-    begins, ends = ("<tool_calls:opensource>", call[0]), ("</tool_calls:opensource>",)
-    key = ("<arg_key:opensource>", "</arg_key:opensource>")
-    value = ("<arg_value:opensource>", "</arg_value:opensource>")
-    name_end = "<tool_sep:opensource>"
-    special_tokens = (*begins, *ends, call[1], *key, *value, name_end)
+    # Behind a tool's name.
+    name_end: ClassVar[str] = ""
 
     @classmethod
     def syntax(cls, name: str) -> CallSyntax:
@@ -103,5 +99,41 @@ class Hunyuan3(KeyValueParser):
 
     def read_name(self) -> Steps[str]:
         name = yield from self.text.name()
-        yield from self.text.expect(self.name_end)
+        if self.name_end:
+            yield from self.text.expect(self.name_end)
         return name
+
+
+class Hunyuan3(KeyValueRowParser):
+    """Hunyuan 3: its tokens have a suffix."""
+
+    call = ("<tool_call:opensource>", "</tool_call:opensource>")
+    begins, ends = ("<tool_calls:opensource>", call[0]), ("</tool_calls:opensource>",)
+    key = ("<arg_key:opensource>", "</arg_key:opensource>")
+    value = ("<arg_value:opensource>", "</arg_value:opensource>")
+    name_end = "<tool_sep:opensource>"
+    special_tokens = (*begins, *ends, call[1], *key, *value, name_end)
+
+
+class Hunyuan4(KeyValueRowParser):
+    """Hunyuan 4: another suffix, and no token behind the name."""
+
+    call = ("<tool_call:6124c78e>", "</tool_call:6124c78e>")
+    begins, ends = ("<tool_calls:6124c78e>", call[0]), ("</tool_calls:6124c78e>",)
+    key = ("<arg_key:6124c78e>", "</arg_key:6124c78e>")
+    value = ("<arg_value:6124c78e>", "</arg_value:6124c78e>")
+    special_tokens = (*begins, *ends, call[1], *key, *value)
+
+
+class SolarOpen2(KeyValueParser):
+    """Solar Open 2: one token ends the key and begins the value."""
+
+    call = ("<|tool_call:start|>", "<|tool_call:end|>")
+    begins, ends = call[:1], call[1:]
+    key = ("<|tool_arg:start|>", "<|tool_arg:value|>")
+    value = ("", "<|tool_arg:end|>")
+    special_tokens = (*call, *key, value[1])
+
+    @classmethod
+    def argument_form(cls, tool: Tool) -> Mapping[str, Any]:
+        return elements_form(tool, *cls.key, f"{cls.value[1]}\n")

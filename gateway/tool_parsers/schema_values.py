@@ -13,6 +13,7 @@ from gateway.tool_parsers.python_values import json_text, read_literal
 from gateway.tool_parsers.scanner import EndOfTextError, NotACallError, Scanner, Sink
 
 _MOST_SCHEMAS = 64
+_COMBINED = ("anyOf", "oneOf", "allOf")
 STRING = frozenset({"string"})
 NO_STRING = frozenset({"number", "integer", "boolean", "null", "object", "array"})
 _ANY = STRING | NO_STRING
@@ -28,9 +29,13 @@ class ParameterTypes:
         self._tools = {tool.name: tool for tool in context.tools}
         self._known: dict[tuple[str, str], frozenset[str]] = {}
 
+    def schema(self, tool: str) -> Mapping[str, Any]:
+        """Returns the schema of a tool's parameters; an empty one if the request has no such tool."""
+        return self._tools[tool].parameters if tool in self._tools else {}
+
     def of(self, tool: str, parameter: str) -> frozenset[str]:
         """Returns the types of a parameter; all types if the request does not specify any."""
-        schema = self._tools[tool].parameters if tool in self._tools else {}
+        schema = self.schema(tool)
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or parameter not in properties:
             return _ANY
@@ -66,7 +71,7 @@ def _look_at(schema: Any, root: Mapping[str, Any]) -> tuple[frozenset[str], list
         return frozenset(each for each in declared if isinstance(each, str)), []
     if isinstance(reference := schema.get("$ref"), str):
         return frozenset(), [referred(reference, root)]
-    for word in ("anyOf", "oneOf", "allOf"):
+    for word in _COMBINED:
         if isinstance(options := schema.get(word), list):
             return frozenset(), options[:_MOST_SCHEMAS]
     if isinstance(values, list) and all(isinstance(value, str) for value in values):
@@ -80,6 +85,32 @@ def referred(reference: str, root: Mapping[str, Any]) -> Any:
     for name in reference.removeprefix("#/").split("/"):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
+
+
+def part_of(schema: Any, name: str | None, root: Mapping[str, Any]) -> Any:
+    """Returns the schema of a member of objects, or, without a name, of lists' items; None if the schema has none.
+
+    Args:
+        root: the schema that references are resolved in.
+    """
+    pending = [schema]
+    for _ in range(_MOST_SCHEMAS):
+        if not pending:
+            break
+        each = pending.pop()
+        if not isinstance(each, Mapping):
+            continue
+        properties = each.get("properties")
+        known = properties if isinstance(properties, Mapping) else {}
+        found = each.get("items") if name is None else known.get(name, each.get("additionalProperties"))
+        if isinstance(found, Mapping):
+            return found
+        if isinstance(reference := each.get("$ref"), str):
+            pending.append(referred(reference, root))
+        for word in _COMBINED:
+            if isinstance(options := each.get(word), list):
+                pending += options[:_MOST_SCHEMAS]
+    return None
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
@@ -145,9 +176,13 @@ class ArgumentWriter:
             line_break: removed once from the beginning and once from the end of the value's text.
             types: JSON types that it may have; by default, those that the tool's schema allows.
         """
+        self.name(name)
+        return Value(self._types.of(self._tool, name) if types is None else types, line_break, self._sink)
+
+    def name(self, name: str) -> None:
+        """Begins the next parameter, whose value goes to the sink as JSON."""
         self._sink(f"{self._separator}{json.dumps(name, ensure_ascii=False)}: ")
         self._separator = ", "
-        return Value(self._types.of(self._tool, name) if types is None else types, line_break, self._sink)
 
     def close(self) -> None:
         """Ends the object."""

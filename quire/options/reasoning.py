@@ -10,9 +10,10 @@ from quire.options.base import option
 from quire.options.structured_outputs import structured_outputs_config_option
 
 REASONING_PARSERS = (
-    "cohere_command3", "deepseek_r1", "deepseek_v3", "deepseek_v4", "ernie45", "gemma4", "glm4_moe", "glm45", "glm47",
-    "granite", "hunyuan_a13b", "hy_v3", "kimi_k2", "mimo", "minimax_m2", "mistral", "nemotron_v3", "olmo3",
-    "openai_gptoss", "poolside_v1", "qwen3", "seed_oss", "step3", "step3p5",
+    "cohere_command3", "cohere_command4", "deepseek_r1", "deepseek_v3", "deepseek_v4", "deepseek_v41", "ernie45",
+    "gemma4", "glm4_moe", "glm45", "glm47", "granite", "holo2", "hunyuan_a13b", "hy_v3", "hy_v4", "kimi_k2", "kimi_k3",
+    "ling3", "mimo", "minimax_m2", "minimax_m2_append_think", "minimax_m3", "mistral", "nemotron_v3", "olmo3",
+    "openai_gptoss", "poolside_v1", "qwen3", "seed_oss", "solar_open2", "step3", "step3p5",
 )  # fmt: skip
 PARSERS_OF_CALLS_TOO = ("openai_gptoss",)  # Harmony has a channel for tool calls
 # Efforts that requests may ask for; templates use those they know.

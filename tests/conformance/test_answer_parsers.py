@@ -44,12 +44,18 @@ REASONING_WORDS: Mapping[str, Sequence[str]] = {
     "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>"),
     "deepseek_r1": ("<think>", "</think>"),
     "deepseek_v4": ("<think>", "</think>", "<｜DSML｜tool_calls>", "\n" * 9),
+    "deepseek_v41": ("<think>", "</think>", "<｜DSML｜ calls>", "<｜DSML｜ "),
     "ernie45": ("<think>", "</think>\n<response>", "\n</response>", "\n" * 9),
     "gemma4": ("<|channel>thought\n", "<channel|>"),
     "granite": ("Here's my thought process:", "Here is my thought process: ", "Here's my response:",
                 " Here is my response:", "<think>", "</think><response>", "</response>"),
     "hunyuan_a13b": ("<think>", "</think>\n<answer>", "\n</answer>", "\n" * 9),
     "hy_v3": ("<think:opensource>", "</think:opensource>"),
+    "hy_v4": ("<think:6124c78e>", "</think:6124c78e>"),
+    "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>", "<|close|>response<|sep|>",
+                "<|open|>tools<|sep|>", "<|close|>message<|sep|>", "<|open|>", "<|close|>", "<|sep|>"),
+    "minimax_m2_append_think": ("<think>", "</think>", "\n" * 9),
+    "minimax_m3": ("<mm:think>", "</mm:think>", "\n" * 9),
     "mistral": ("[THINK]", "[/THINK]"),
     "openai_gptoss": ("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", "<|return|>", "x" * 250,
                       "<|channel|>final<|message|>", "<|call|>", " to=functions.f",
@@ -57,6 +63,7 @@ REASONING_WORDS: Mapping[str, Sequence[str]] = {
                       "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"),
     "qwen3": ("<think>", "</think>", "\n" * 9),
     "seed_oss": ("<seed:think>", "</seed:think>", "<seed:cot_budget_reflect>"),
+    "solar_open2": ("<|think:start|>", "<|think:end|>", "<|tool_call:start|>", "<|t"),
 }  # fmt: skip
 OPENED = AnswerContext((Tool("f"),), thinking_is_open=True)
 CHAINS: dict[str, Callable[[], list[AnswerParser]]] = {
@@ -149,6 +156,7 @@ def test_how_a_text_is_cut_makes_no_difference(name: str, data: st.DataObject) -
 @settings(max_examples=15, deadline=None)
 def test_plain_text_stays_whole(name: str, pieces: list[str]) -> None:
     content, reasoning, calls, _ = collected(deltas_of(name, pieces))
+    content = content.removeprefix("<think>")  # which one parser adds
     text = "".join(pieces)
     # After a mark that is part of the prompt, whitespace belongs to the mark.
     assert (reasoning + content, calls) in ((text, []), (text.lstrip(" \n"), []), (text.lstrip("\n"), []))

@@ -68,6 +68,10 @@ _GLM45 = (
     "{{ content }}{% for call in calls %}\n<tool_call>{{ call.name }}\n{% for key, value in call.arguments.items() %}"
     + _PAIRS.replace("BREAK", "\n") + "\n{% endfor %}</tool_call>{% endfor %}"
 )  # fmt: skip
+_GLM47 = (
+    "{{ content }}{% for call in calls %}<tool_call>{{ call.name }}{% for key, value in call.arguments.items() %}"
+    + _PAIRS.replace("BREAK", "") + "{% endfor %}</tool_call>{% endfor %}"
+)  # fmt: skip
 _KEY_WORD = "{{ ', ' if not loop.first }}{{ key }}={{ value | python }}"
 _PYTHON_ARGUMENTS = "{% for key, value in call.arguments.items() %}" + _KEY_WORD + "{% endfor %}"
 _PYTHON = (
@@ -89,6 +93,59 @@ _DSML = (
     "{{ value if value is string else value | tojson }}</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>\n"
     "{% endfor %}</｜DSML｜function_calls>"
 )
+
+_STEP3 = (
+    "{{ content }}<｜tool_calls_begin｜>\n{% for call in calls %}<｜tool_call_begin｜>function<｜tool_sep｜>"
+    '<steptml:invoke name="{{ call.name }}">\n{% for key, value in call.arguments.items() %}'
+    '<steptml:parameter name="{{ key }}">{{ value if value is string else value | tojson }}</steptml:parameter>\n'
+    "{% endfor %}</steptml:invoke><｜tool_call_end｜>\n{% endfor %}<｜tool_calls_end｜>"
+)
+_MINICPM = (
+    "{{ content }}{% for call in calls %}{{ '\n' if content or not loop.first }}"
+    '<function name="{{ call.name }}">{% for key, value in call.arguments.items() %}<param name="{{ key }}">'
+    "{% if value is string and ('<' in value or '&' in value or '\n' in value) %}<![CDATA[{{ value }}]]>"
+    "{% else %}{{ value }}{% endif %}</param>{% endfor %}</function>{% endfor %}"
+)
+_KIMI_K3 = (
+    "{{ content }}<|open|>tools<|sep|>{% for call in calls %}"
+    '<|open|>call tool="{{ call.name }}" index="{{ loop.index }}"<|sep|>{% for key, value in call.arguments.items() %}'
+    '<|open|>argument key="{{ key }}" type="{{ value | kind }}"<|sep|>'
+    "{{ value if value is string else value | tojson }}<|close|>argument<|sep|>{% endfor %}<|close|>call<|sep|>"
+    "{% endfor %}<|close|>tools<|sep|>"
+)
+_MINIMAX_M3 = (
+    "{%- macro write(value) -%}{%- if value is string -%}{{ value }}{%- elif value is mapping and value -%}"
+    "{%- for key, each in value.items() %}NS<{{ key }}>{{ write(each) }}NS</{{ key }}>{% endfor -%}"
+    "{%- elif value is sequence and value is not mapping -%}"
+    "{%- for each in value %}NS<item>{{ write(each) }}NS</item>{% endfor -%}"
+    "{%- else -%}{{ value | tojson }}{%- endif -%}{%- endmacro -%}"
+    '{{ content }}NS<tool_call>\n{% for call in calls %}NS<invoke name="{{ call.name }}">'
+    "{% for key, value in call.arguments.items() %}NS<{{ key }}>{{ write(value) }}NS</{{ key }}>{% endfor %}"
+    "NS</invoke>\n{% endfor %}NS</tool_call>"
+).replace("NS", "]<]minimax[>[")
+
+_ROW_OF_PAIRS = (
+    "{{ content }}<tool_calls>\n{% for call in calls %}<tool_call>{{ call.name }}<tool_sep>\n"
+    "{% for key, value in call.arguments.items() %}" + _PAIRS.replace("BREAK", "\n")
+    + "\n{% endfor %}</tool_call>\n{% endfor %}</tool_calls>"
+)  # fmt: skip
+_COHERE = (
+    "{{ content }}<|START_ACTION|>[\n{% for call in calls %}{{ ',\n' if not loop.first }}"
+    '    {"tool_call_id": "{{ loop.index0 }}", "tool_name": {{ call.name | tojson }}, '
+    '"parameters": {{ call.arguments | tojson }}}'
+    "{% endfor %}\n]<|END_ACTION|>"
+)
+_SOLAR = (
+    "{{ content }}{% for call in calls %}{{ '\\n' if not loop.first }}<|tool_call:start|>{{ call.name }}\n"
+    "{% for key, value in call.arguments.items() %}<|tool_arg:start|>{{ key }}<|tool_arg:value|>"
+    "{{ value if value is string else value | tojson }}<|tool_arg:end|>\n{% endfor %}<|tool_call:end|>{% endfor %}"
+)
+
+
+def _with_suffix(template: str, suffix: str) -> str:
+    """Appends a suffix to the names of all tags."""
+    return re.sub(r"(</?[a-z_]+)>", rf"\1{suffix}>", template)
+
 
 FORMS: Mapping[str, Form] = {
     "hermes": Form(_HERMES),
@@ -112,12 +169,8 @@ FORMS: Mapping[str, Form] = {
     "nemotron_json": Form(_TAGGED_LIST.replace("tool_calls>", "TOOLCALL>")),
     "phi4_mini_json": Form("{{ content }}functools" + _LIST),
     "xlam": Form(_LIST, content=False),
-    "cohere_command3": Form(
-        "{{ content }}<|START_ACTION|>[\n{% for call in calls %}{{ ',\n' if not loop.first }}"
-        '    {"tool_call_id": "{{ loop.index0 }}", "tool_name": {{ call.name | tojson }}, '
-        '"parameters": {{ call.arguments | tojson }}}'
-        "{% endfor %}\n]<|END_ACTION|>"
-    ),
+    "cohere_command3": Form(_COHERE),
+    "cohere_command4": Form(_COHERE),
     "apertus": Form(
         "{{ content }}<|tools_prefix|>[{% for call in calls %}{{ ', ' if not loop.first }}"
         "{ {{- call.name | tojson }}: {{ call.arguments | tojson -}} }{% endfor %}]<|tools_suffix|>"
@@ -139,20 +192,12 @@ FORMS: Mapping[str, Form] = {
     "mistral": Form("{{ content }}[TOOL_CALLS]" + _LIST),
     "glm4_moe": Form(_GLM45),
     "glm45": Form(_GLM45),
-    "glm47": Form(
-        "{{ content }}{% for call in calls %}<tool_call>{{ call.name }}{% for key, value in call.arguments.items() %}"
-        + _PAIRS.replace("BREAK", "")
-        + "{% endfor %}</tool_call>{% endfor %}"
-    ),
+    "glm47": Form(_GLM47),
+    "ling3": Form(_GLM47),
     "poolside_v1": Form(_GLM45),
-    "hy_v3": Form(
-        "{{ content }}<tool_calls:opensource>\n{% for call in calls %}<tool_call:opensource>{{ call.name }}"
-        "<tool_sep:opensource>\n{% for key, value in call.arguments.items() %}"
-        + _PAIRS.replace("BREAK", "\n")
-        .replace("arg_key>", "arg_key:opensource>")
-        .replace("arg_value>", "arg_value:opensource>")
-        + "\n{% endfor %}</tool_call:opensource>\n{% endfor %}</tool_calls:opensource>"
-    ),
+    "hy_v3": Form(_with_suffix(_ROW_OF_PAIRS, ":opensource")),
+    "hy_v4": Form(_with_suffix(_ROW_OF_PAIRS.replace("<tool_sep>", ""), ":6124c78e")),
+    "solar_open2": Form(_SOLAR),
     "qwen3_coder": Form("{{ content + '\\n' if content }}{% for call in calls %}\n" + _XML_CALL + "{% endfor %}"),
     "qwen3_xml": Form("{{ content + '\n' if content }}{% for call in calls %}\n" + _XML_CALL + "{% endfor %}"),
     "mimo": Form("{{ content }}{% for call in calls %}" + _XML_CALL + "{% endfor %}"),
@@ -167,6 +212,11 @@ FORMS: Mapping[str, Form] = {
     ),
     "deepseek_v32": Form(_DSML),
     "deepseek_v4": Form(_DSML.replace("function_calls", "tool_calls")),
+    "deepseek_v41": Form(re.sub("｜DSML｜(function_)?", "｜DSML｜ ", _DSML)),
+    "minicpm5": Form(_MINICPM),
+    "kimi_k3": Form(_KIMI_K3),
+    "minimax_m3": Form(_MINIMAX_M3),
+    "step3": Form(_STEP3),
     "gemma4": Form(_GEMMA.replace("BEGIN", "<|tool_call>").replace("END", "<tool_call|>").replace("QUOTE", '<|"|>')),
     "functiongemma": Form(
         _GEMMA.replace("BEGIN", "<start_function_call>")
@@ -247,10 +297,16 @@ def _as_olmo_writes(value: Any) -> str:
     return repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _kind(value: Any) -> str:
+    kinds = {str: "string", bool: "boolean", type(None): "null", dict: "object", list: "array"}
+    return kinds.get(type(value), "number")
+
+
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(keep_trailing_newline=True)
     environment.filters["python"] = repr
     environment.filters["olmo"] = _as_olmo_writes
+    environment.filters["kind"] = _kind
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment
 

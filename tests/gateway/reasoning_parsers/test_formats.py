@@ -24,8 +24,8 @@ def read(name: str, text: str, is_open: bool = False) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "name",
     [
-        "deepseek_r1", "deepseek_v3", "deepseek_v4", "ernie45", "glm4_moe", "glm45", "glm47", "hunyuan_a13b", "kimi_k2",
-        "mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3", "step3", "step3p5",
+        "deepseek_r1", "deepseek_v3", "deepseek_v4", "deepseek_v41", "ernie45", "glm4_moe", "glm45", "glm47", "holo2",
+        "hunyuan_a13b", "kimi_k2", "ling3", "mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3", "step3", "step3p5",
     ],
 )  # fmt: skip
 def test_tags(name: str) -> None:
@@ -54,7 +54,9 @@ def test_what_nothing_opens_is_content(name: str) -> None:
 
 def test_brackets() -> None:
     assert read("mistral", "[THINK]why[/THINK]so") == ("why", "so")
-    assert read("cohere_command3", "<|START_THINKING|>why<|END_THINKING|>so") == ("why", "so")
+    for name in ("cohere_command3", "cohere_command4"):
+        assert read(name, "<|START_THINKING|>why<|END_THINKING|>so") == ("why", "so")
+    assert read("hy_v4", "why</think:6124c78e>so", is_open=True) == ("why", "so")
     assert read("gemma4", "<|channel>thought\nwhy\n<channel|>so") == ("why", "so")
 
 
@@ -73,12 +75,45 @@ def test_answers_in_tags() -> None:
     assert read("ernie45", "why\n</think>\n\n<response>\nso\n</response>\n", is_open=True) == ("why", "so")
 
 
-def test_calls_end_thinking() -> None:
-    calls = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
-    assert read("deepseek_v4", f"why\n\n{calls}", is_open=True) == ("why", calls)
-    assert read("deepseek_v4", f"why</think>\n\n{calls}", is_open=True) == ("why", calls)
-    assert read("deepseek_v4", f"so {calls}") == ("", f"so {calls}")
-    assert read("deepseek_v4", "why <｜DSML｜tool", is_open=True) == ("why <｜DSML｜tool", "")
+@pytest.mark.parametrize(
+    ("name", "calls", "end"),
+    [
+        ("deepseek_v4", '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>', "</think>"),
+        ("deepseek_v41", '<｜DSML｜ calls>\n<｜DSML｜ invoke name="f">\n</｜DSML｜ invoke>', "</think>"),
+        ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="f"<|sep|>', "<|close|>think<|sep|>"),
+        ("solar_open2", "<|tool_call:start|>f\n<|tool_call:end|>", "<|think:end|>"),
+    ],
+)
+def test_calls_end_thinking(name: str, calls: str, end: str) -> None:
+    assert read(name, f"why\n\n{calls}", is_open=True) == ("why", calls)
+    assert read(name, f"why{end}\n\n{calls}", is_open=True) == ("why", calls)
+    assert read(name, f"so {calls}") == ("", f"so {calls}")
+    assert read(name, f"why {calls[:10]}", is_open=True) == (f"why {calls[:10]}", "")
+
+
+def test_an_answer_may_begin_with_the_end_of_no_thinking() -> None:
+    assert read("minimax_m3", "<mm:think>why</mm:think>so") == ("why", "so")
+    assert read("minimax_m3", "\n</mm:think>\n\nso </mm:think>") == ("", "so </mm:think>")
+    assert read("minimax_m3", "</mm:think>so", is_open=True) == ("", "so")
+    assert read("minimax_m3", "</mm:thi") == ("", "</mm:thi")
+    assert read("qwen3", "</think>so") == ("", "</think>so")
+
+
+def test_text_has_a_channel_of_its_own() -> None:
+    text = "<|open|>response<|sep|>so<|close|>response<|sep|>"
+    assert read("kimi_k3", f"why<|close|>think<|sep|>{text}<|close|>message<|sep|>", is_open=True) == ("why", "so")
+    assert read("kimi_k3", f"<|open|>think<|sep|>why{text}") == ("why", "so")
+    assert read("kimi_k3", "so<|close|>response<|sep|><|open|>tools<|sep|>") == ("", "so<|open|>tools<|sep|>")
+    assert read("kimi_k3", "so<|close|>resp") == ("", "so<|close|>resp")
+
+
+def test_thinking_may_stay_in_the_content() -> None:
+    name = "minimax_m2_append_think"
+    assert read(name, "why\n</think>\n\nso", is_open=True) == ("", "<think>why\n</think>\n\nso")
+    assert read(name, "\n<think>why</think>so", is_open=True) == ("", "\n<think>why</think>so")
+    assert read(name, "<thi", is_open=True) == ("", "<think><thi")
+    assert read(name, "", is_open=True) == ("", "")
+    assert read(name, "so") == ("", "so")
 
 
 def test_sentences() -> None:
@@ -134,7 +169,11 @@ def test_calls_in_channels() -> None:
         assert found(without) == ("And the time.", 'I look.{"city": "Rome"}So.', [])
 
 
-@pytest.mark.parametrize("name", ["granite", "hunyuan_a13b", "mistral", "openai_gptoss", "qwen3", "seed_oss"])
+@pytest.mark.parametrize(
+    "name",
+    ["granite", "hunyuan_a13b", "kimi_k3", "minimax_m2_append_think", "minimax_m3", "mistral", "openai_gptoss", "qwen3",
+     "seed_oss"],
+)  # fmt: skip
 @pytest.mark.parametrize(
     "word", ["\n", " \n", "<", "[", "<|end|>", "<|start|>", "<|channel|>", "</think", "\n</answer>", "H"]
 )

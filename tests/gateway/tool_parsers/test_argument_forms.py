@@ -19,8 +19,8 @@ from tests.support.parser_classes import tool_parser
 from tests.support.tool_formats import Call, Turn, render
 
 PYTHON = ("pythonic", "llama4_pythonic", "olmo3", "lfm2")
-FAMILIES = ("qwen3_coder", "seed_oss", "minimax_m2", "deepseek_v32", "deepseek_v4", "glm45", "glm47", "gemma4",
-            *PYTHON)  # fmt: skip
+FAMILIES = ("qwen3_coder", "seed_oss", "minimax_m2", "minimax_m3", "minicpm5", "step3", "deepseek_v32", "deepseek_v4",
+            "deepseek_v41", "kimi_k3", "glm45", "glm47", "hy_v4", "solar_open2", "gemma4", *PYTHON)  # fmt: skip
 TOOL = Tool(
     "f",
     {
@@ -59,6 +59,8 @@ def may_write(family: str, tool: Tool, arguments: dict[str, Any]) -> bool:
     tag = {"type": "tag", "begin": syntax.before + syntax.begin, "content": form, "end": syntax.end + syntax.after}
     request = ConstraintRequest(Form.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": tag}))
     matcher = backend().read(backend().compile(request)).matcher()
+    if family in ("minimax_m3", "minicpm5"):  # lists are JSON
+        arguments = {name: json.dumps(value) if isinstance(value, list) else value for name, value in arguments.items()}
     text = render(family, Turn("", (Call(tool.name, arguments),))).lstrip("\n")
     if family in PYTHON:
         row = ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())

@@ -88,6 +88,58 @@ def test_what_is_not_quite_a_call(family: str, text: str, content: str, calls: l
     assert parse(family, *text) == (content, calls)
 
 
+def m3(text: str) -> str:
+    """Puts the mark of MiniMax-M3 in front of tags."""
+    return text.replace("|", "]<]minimax[>[")
+
+
+STEP_CALL = "<｜tool_call_begin｜>function<｜tool_sep｜>f\n"
+K3_CALL = '<|open|>call tool="f" index="1"<|sep|>'
+K3_ARGUMENT = '<|open|>argument key="{}"<|sep|>1<|close|>argument<|sep|>'
+K3_TEXT = "<|open|>response<|sep|>Hm<|close|>response<|sep|><|open|>tools<|sep|>"
+K3_END = "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>"
+VALUE = '<steptml:parameter name="a">1</steptml:parameter></steptml:invoke><｜tool_call_end｜>'
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "content", "calls"),
+    [
+        # Step 3 may leave out the kind of call, or write the name behind it too.
+        ("step3", f'<｜tool_call_begin｜><steptml:invoke name="f">{VALUE}', "", F_CALL),
+        ("step3", f'<｜tool_calls_begin｜>{STEP_CALL}<steptml:invoke name="f">{VALUE}<｜tool_calls_end｜>', "", F_CALL),
+        ("step3", STEP_CALL, STEP_CALL, []),
+        # CDATA is a value's text, in the format that has it.
+        ("minicpm5", '<function name="f"><param name="a"><![CDATA[</param>]]></param></function>ok', "ok",
+         [("f", '{"a": "</param>"}')]),
+        ("minicpm5", "<function name='f'><param name='a'>True</param><param name='b'>{'c': None}</param></function>",
+         "", [("f", '{"a": true, "b": {"c": null}}')]),
+        ("minicpm5", '<functionname="f"><paramname="a">1</param></function>', "", F_CALL),
+        ("minicpm5", "a <function> or <functions>", "a <function> or <functions>", []),
+        ("minimax_m2", '<invoke name="f"><parameter name="a"><![CDATA[1]]></parameter></invoke>', "",
+         [("f", '{"a": "<![CDATA[1]]>"}')]),
+        # Kimi K3 writes text in a channel too, and escapes what is in quotation marks.
+        ("kimi_k3", K3_TEXT + K3_CALL + K3_ARGUMENT.format("a") + K3_END, "Hm", F_CALL),
+        ("kimi_k3", K3_CALL + K3_ARGUMENT.format('a" type="string') + K3_END, "", [("f", '{"a": "1"}')]),
+        ("kimi_k3", K3_CALL + K3_ARGUMENT.format('&quot;a&amp;" type="number') + K3_END, "", [("f", '{"\\"a&": 1}')]),
+        # A value in Solar's format is everything between its tokens.
+        ("solar_open2",
+         "<|tool_call:start|>f\n<|tool_arg:start|>a<|tool_arg:value|> x\n<|tool_arg:end|><|tool_call:end|>",
+         "", [("f", '{"a": " x\\n"}')]),
+        # MiniMax-M3: without a schema, elements with the name `item` are a list's.
+        ("minimax_m3", m3('|<invoke name="f">|<a>1|</a>\n|<b>|<item>x|</item>|<item>|<c>|</c>|</item>|</b>|</invoke>'),
+         "", [("f", '{"a": 1, "b": ["x", {"c": ""}]}')]),
+        ("minimax_m3", m3('|<invoke name="f">|<a>|<b>|<b>1|</b>|</b>|</a>|</invoke>'), "",
+         [("f", '{"a": {"b": {"b": 1}}}')]),
+        ("minimax_m3", m3('|<invoke name="f">|<a>text|<b>1|</b>'), m3("1|</b>"), [("f", '{"a": ')]),
+        ("minimax_m3", m3('|<invoke name="f">|<a>|<b>1|</b>text|</a>'), "", [("f", '{"a": {"b": 1')]),
+        ("minimax_m3", m3("|<tool_call>none|</tool_call>"), m3("|<tool_call>none|</tool_call>"), []),
+    ],
+)  # fmt: skip
+def test_what_is_not_quite_an_element(family: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert parse(family, text) == (content, calls)
+    assert parse(family, *text) == (content, calls)
+
+
 LITERALS = {
     "'it\\'s'": "it's", '"a\\tb\\u00fc\\x41\\U0001F642"': "a\tbüA🙂", "'\\ud83d\\ude42'": "🙂", "'\\q'": "\\q",
     '""': "", "''": "",
@@ -159,6 +211,42 @@ def test_strings_in_pairs_keep_their_line_breaks() -> None:
     whole = "<tool_call>f<arg_key>string</arg_key><arg_value>\n1\n</arg_value></tool_call>"
     ((_, arguments),) = put_together(deltas_of("glm47", list(whole), TYPED))[1]
     assert json.loads(arguments) == {"string": "\n1\n"}
+
+
+NESTED = {
+    "ints": {"type": "array", "items": {"type": "integer"}},
+    "points": {"type": "array", "items": {"$ref": "#/$defs/point"}},
+    "names": {"type": "object", "additionalProperties": {"type": "string"}},
+    "either": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"id": {"type": "string"}}}]},
+    "free": {},
+}
+POINT = {"type": "object", "properties": {"x": {"type": "number"}, "label": {"type": ["string", "null"]}}}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "text", "value"),
+    [
+        ("ints", "|<item>1|</item>|<item>2|</item>", [1, 2]),
+        ("ints", "[1, 2]", [1, 2]),
+        ("ints", "", []),
+        ("points", "\n|<item>|<x>1.5|</x>|<label>7|</label>|</item>\n|<item>|<label>null|</label>|</item>\n",
+         [{"x": 1.5, "label": "7"}, {"label": None}]),
+        ("points", "|<point>|<x>1|</x>|</point>", [{"x": 1}]),
+        ("names", "|<item>1|</item>|<b>true|</b>", {"item": "1", "b": "true"}),
+        ("names", " ", {}),
+        ("either", "|<id>1|</id>", {"id": "1"}),
+        ("either", "null", None),
+        ("free", "|<item>1|</item>", [1]),
+        ("free", "|<a>|<item>x|</item>|</a>", {"a": ["x"]}),
+        ("free", "", ""),
+    ],
+)  # fmt: skip
+def test_nested_values_are_what_the_schema_says(parameter: str, text: str, value: object) -> None:
+    context = AnswerContext((Tool("f", {"properties": NESTED, "$defs": {"point": POINT}}),))
+    whole = m3(f'|<invoke name="f">|<{parameter}>{text}|</{parameter}>|</invoke>')
+    for pieces in ([whole], list(whole)):
+        ((_, arguments),) = put_together(deltas_of("minimax_m3", pieces, context))[1]
+        assert json.loads(arguments) == {parameter: value}
 
 
 @pytest.mark.parametrize("family", ["llama3_json", "xlam", "granite"])
