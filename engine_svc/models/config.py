@@ -25,7 +25,8 @@ _ACTIVATIONS: dict[str, Activation] = {
 _ROPE_TYPES = {"su": "longrope"}
 # Default rotary base of the families for which it is not 10,000 if the configuration does not say.
 _THETAS = {
-    "ApertusForCausalLM": 1.2e7, "CohereForCausalLM": 5e5, "CwmForCausalLM": 1e6, "Ernie4_5ForCausalLM": 5e5,
+    "ApertusForCausalLM": 1.2e7, "BailingHybridForCausalLM": 6e6, "CohereForCausalLM": 5e5, "CwmForCausalLM": 1e6,
+    "Ernie4_5ForCausalLM": 5e5,
     "Ernie4_5_MoeForCausalLM": 5e5, "FlexOlmoForCausalLM": 5e5, "GptOssForCausalLM": 1.5e5,
     "HYV3ForCausalLM": 11158840.0, "HeliumForCausalLM": 1e5, "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6,
     "Llama4ForCausalLM": 5e5, "MellumForCausalLM": 5e5, "MiniMaxForCausalLM": 1e6, "MiniMaxM1ForCausalLM": 1e6,
