@@ -9,7 +9,7 @@ layer_groups.py. An entry is made in the step of the last token that it stands f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -47,10 +47,10 @@ class Places(NamedTuple):
 
 
 class Look(NamedTuple):
-    """The cells that several tokens look at."""
+    """The cells or entries that several tokens look at."""
 
     places: Places  # [rows, count]
-    absent: torch.Tensor  # bool [rows, count], where there is no token
+    absent: torch.Tensor  # bool [rows, count], where there is none
 
     def of(self, rows: slice) -> Look:
         """What some rows look at."""
@@ -73,6 +73,8 @@ class EntriesPrepared(Prepared):
 
     step: CompressedStep
     new: dict[Compression, Places]  # of the entries that end in this batch
+    # All entries that the step's parts with few tokens see, found by the first layer that needs them.
+    seen: dict[tuple[Compression, int], Look] = field(default_factory=dict)
 
 
 class SeenEntries(NamedTuple):
@@ -187,6 +189,23 @@ class CompressedBackend(AttentionBackend):
         """The places of entries, int64 of any shape, counted in their sequences."""
         last = (entries + 1) * kind.rate - 1
         return self._entries_of(self._places(prepared.metadata, sequences, last), kind)
+
+    def look_at_all(self, prepared: EntriesPrepared, rows: slice, kind: Compression) -> Look:
+        """Finds all entries that the rows of one of the step's parts with few tokens see."""
+        key = kind, rows.start
+        if key not in prepared.seen:
+            numbers = torch.arange(prepared.step.longest[kind], device=self.shape.device)
+            numbers = numbers.expand(rows.stop - rows.start, -1)
+            absent = numbers >= prepared.step.counts[kind][rows, None]
+            places = self.places_of_entries(prepared, prepared.step.sequences[rows, None], numbers, kind)
+            prepared.seen[key] = Look(places, absent)
+        return prepared.seen[key]
+
+    def look_at_chosen(self, prepared: EntriesPrepared, rows: slice, kind: Compression, chosen: torch.Tensor) -> Look:
+        """Finds the entries that rows attend to: int64 [tokens, most], -1 for none."""
+        own = chosen[rows]
+        sequences = prepared.step.sequences[rows, None]
+        return Look(self.places_of_entries(prepared, sequences, own.clamp(min=0), kind), own < 0)
 
     def choose(
         self, query: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, prepared: EntriesPrepared,

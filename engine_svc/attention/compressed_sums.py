@@ -62,30 +62,27 @@ class SeenSums:
 
     def _look_up(self, query: torch.Tensor, rows: slice, look: Look, output: torch.Tensor) -> None:
         """Attends with some rows, of which each has its own keys."""
-        entries = self._entries
-        chosen = None if entries is None else self._chosen(entries, rows)
-        count = look.absent.shape[1] + (0 if chosen is None else chosen.shape[1])
+        entries = self._look_at_entries(rows)
+        count = look.absent.shape[1] + (0 if entries is None else entries.absent.shape[1])
         for part in parts_of(rows, 4 * count * max(query.shape[1:])):
             within = slice(part.start - rows.start, part.stop - rows.start)
             own = look.of(within)
             keys, hidden = self._keys[own.places], own.absent
-            if entries is not None and chosen is not None:
-                taken = chosen[within]
-                prepared, kind = entries.prepared, entries.kind
-                of = prepared.step.sequences[part, None]
-                places = self._backend.places_of_entries(prepared, of, taken.clamp(min=0), kind)
+            if self._entries is not None and entries is not None:
+                seen = entries.of(within)
                 # Where there is no entry, there may be anything, even infinities or NaN.
-                found = entries.vectors[places].masked_fill(taken[:, :, None] < 0, 0)
-                keys, hidden = torch.cat((keys, found), dim=1), torch.cat((hidden, taken < 0), dim=1)
+                found = self._entries.vectors[seen.places].masked_fill(seen.absent[:, :, None], 0)
+                keys, hidden = torch.cat((keys, found), dim=1), torch.cat((hidden, seen.absent), dim=1)
             output[part] = self._sums(query[part], keys, hidden[:, None])
 
-    def _chosen(self, entries: SeenEntries, rows: slice) -> torch.Tensor:
-        """The entries that rows attend to: int64 [rows, most], -1 for none."""
-        if entries.chosen is not None:
-            return entries.chosen[rows]
-        step, kind = entries.prepared.step, entries.kind
-        numbers = torch.arange(step.longest[kind], device=step.sequences.device)
-        return torch.where(numbers < step.counts[kind][rows, None], numbers, -1)
+    def _look_at_entries(self, rows: slice) -> Look | None:
+        """The entries that rows attend to, of which all are seen or each row's are chosen; None without entries."""
+        entries = self._entries
+        if entries is None:
+            return None
+        if entries.chosen is None:
+            return self._backend.look_at_all(entries.prepared, rows, entries.kind)
+        return self._backend.look_at_chosen(entries.prepared, rows, entries.kind, entries.chosen)
 
     def _attend_in_tiles(self, query: torch.Tensor, sequence: int, span: Span, output: torch.Tensor) -> None:
         """Attends with a sequence's tokens, in tiles that share their keys."""

@@ -19,20 +19,25 @@ _RENAMES = (
 )  # fmt: skip
 
 
+# What configurations may leave out, where it differs from DeepSeek's. Every fourth layer has an indexer, and the first.
+_DEFAULTS = {
+    "rope_interleave": False, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "index_topk_freq": 4,
+}  # fmt: skip
+
+
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """Only the routed experts are clipped."""
+    config = {**_DEFAULTS, **config}
     limit = float(config.get("swiglu_limit") or 0.0)
     activation = clamped_silu(limit) if limit > 0 else None
-    indexer = indexer_of(config)
-    assert indexer is not None
-    count = config["hc_mult"]
+    indexer, count = indexer_of(config), config["hc_mult"]
     return compressed(
-        {"rope_interleave": False, **config},
+        config,
         moe=tuple(moe and replace(moe, activation=activation) for moe in mixtures(config)),
-        indexer=replace(indexer, rotates_last=True, norm_eps=config["rms_norm_eps"]),
+        indexer=indexer and replace(indexer, rotates_last=True, norm_eps=config["rms_norm_eps"]),
         attention_gates="values",
         attention_sinks="all",
-        streams=StreamsConfig(count, 1, config["hc_eps"], config["hc_magnitude"]),
+        streams=StreamsConfig(count, 1, config["hc_eps"], config.get("hc_magnitude", 2.0)),
         stream_count=count,
         norm_placement="streams",
         renames=_RENAMES,

@@ -178,3 +178,12 @@ def test_what_cannot_be(model_folder: ModelFolder, changes: dict[str, Any], word
     raw = json.loads((folder_of(model_folder) / "config.json").read_text())
     with pytest.raises(StartupError, match=words):
         config_for(raw | changes)
+
+
+def test_hunyuan_4_may_leave_fields_out(model_folder: ModelFolder) -> None:
+    """Then it is what Transformers' configuration is: every fourth layer has an indexer, and the first."""
+    raw = json.loads((model_folder("hy-v4", num_hidden_layers=7, indexer_types=None) / "config.json").read_text())
+    left_out = ("indexer_types", "mlp_layer_types", "n_group", "topk_group", "hc_magnitude", "rope_interleave")
+    fewer = {name: value for name, value in raw.items() if name not in left_out}
+    assert config_for(fewer) == config_for(raw)
+    assert (indexer := config_for(fewer).indexer) and indexer.shared_layers == {2, 3, 4, 6}

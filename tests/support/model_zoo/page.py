@@ -49,9 +49,9 @@ the layers that have one. With a `--max-model-len` of at most `index_topk`, inde
 * The layer for multi-token prediction (`--speculative-config '{{"method": "mtp"}}'`) attends to all tokens.
 
 **Compressed entries** (DeepSeek V4): each layer attends to a window of 128 tokens, and most layers also to entries that
-stand for 4 tokens each, of which an indexer chooses 512, or for 128. In DeepSeek-V4-Flash's shape, a token of context
-takes 18 KiB in bfloat16, and a running sequence 35 MB for its windows. Checkpoints are read as published, with matrices
-in 8 bits and experts in 4, and so are conversations:
+stand for 4 tokens each, of which an indexer chooses 512, or for 128. In DeepSeek-V4-Flash's shape, by computation, a
+token of context takes 18 KiB in bfloat16, and a running sequence 35 or 57 MB for its windows, in blocks of 16 or 64
+tokens. Checkpoints are read as published, with matrices in 8 bits and experts in 4, and so are conversations:
 
 ```sh
 quire serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8 --enable-expert-parallel \\
@@ -62,8 +62,8 @@ quire serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8 --enable-expe
 * Torch's operators make entries and attend, on a GPU too, where steps are not recorded as CUDA graphs. No GPU has run
   it yet; the tests run it on an emulated one.
 * `--kv-cache-dtype fp8`, `--attention-backend`, `--batch-invariant`, `--decode-context-parallel-size`, `--swap-space`,
-  `--kv-transfer-config` and `--enable-prompt-embeds` are refused.
-* `--block-size` must be a multiple or a part of 128, and a multiple of 4.
+  `--kv-transfer-config`, `--disable-sliding-window` and `--enable-prompt-embeds` are refused.
+* `--block-size` must be a multiple or a part of 4, and of 128.
 
 The tests run a tiny random model of each type, longer than its windows and in chunks, and compare its tokens with those
 of Transformers. `make models` makes this page from the result.
