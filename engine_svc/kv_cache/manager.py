@@ -6,44 +6,24 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
+from engine_svc.kv_cache.block_name import BlockName
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.connectors.base import NOTHING, Found, KvConnector
+from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.connectors.none import NoConnector
 from engine_svc.kv_cache.events import BlockContent, CacheContents, Changes, EventRecorder, Tier
 from engine_svc.kv_cache.facts import KvCacheFacts
+from engine_svc.kv_cache.prefix import Prefix
 from engine_svc.kv_cache.prefix_cache import PrefixCache
+from engine_svc.kv_cache.prefix_search import PrefixSearch
 from engine_svc.kv_cache.snapshots import StateSnapshots
 from engine_svc.kv_cache.transfers import TransfersUnderWay
 from engine_svc.layer_groups import most_blocks, tokens_under_way
 from engine_svc.plan import EndedTransfer, Transfers
 from quire.block_hash import extend_hashes
 from quire.options.cache import CacheOptions
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """Cached blocks that a sequence can begin with: first those on the device, then those that a connector loads."""
-
-    device: list[list[int]] = field(default_factory=list)  # one list per group of layers
-    # For each group, the index of the first block that its window sees. Entries before it are placeholders, not held.
-    first: list[int] = field(default_factory=list)
-    elsewhere: Found = NOTHING
-    snapshot: int = -1  # place of the saved state of recurrent layers after these blocks; -1 if there are none
-
-    def __len__(self) -> int:
-        return (len(self.device[0]) if self.device else 0) + len(self.elsewhere.hashes)
-
-    def num_held(self, group: int) -> int:
-        """Number of device blocks of a group that a table beginning with this prefix refers to."""
-        return len(self.device[group]) - self.first[group] if self.device else 0
-
-    @property
-    def held(self) -> list[int]:
-        """The blocks on the device that a table beginning with this prefix refers to."""
-        return [block for blocks, first in zip(self.device, self.first, strict=True) for block in blocks[first:]]
 
 
 class KvCacheManager:
@@ -67,14 +47,12 @@ class KvCacheManager:
         may overestimate what is cached.
 
         Args:
-            connector: supported only for a single group of layers, without a window or states.
+            connector: supported only for models without recurrent layers.
             clock: returns seconds; the deadlines of awaited blocks are measured on it.
 
         Raises:
             ValueError: the model does not support a connector.
         """
-        if connector is not None and facts.windows != (None,):
-            raise ValueError(f"a connector keeps blocks of layers that see everything, not of windows {facts.windows}")
         if connector is not None and facts.has_states:
             raise ValueError("a connector keeps blocks of layers, and not the states that go with them")
         self.block_size = facts.block_size
@@ -92,7 +70,8 @@ class KvCacheManager:
         self._recorder = EventRecorder(connector.recorder if connector else None)
         self._caches = [PrefixCache(None if group else self._recorder.device) for group in range(len(self._windows))]
         self._connector = connector or NoConnector()
-        self._transfers = TransfersUnderWay(self._connector, self._pool, self._caches[0], clock)
+        self._search = PrefixSearch(self._windows, self.block_size, self._caches, self._connector)
+        self._transfers = TransfersUnderWay(self._connector, self._pool, self._caches, clock)
 
     @property
     def num_blocks(self) -> int:
@@ -131,21 +110,20 @@ class KvCacheManager:
             return Prefix()
         self._extend_hashes(table, token_ids)
         wanted = table.hashes[: (len(token_ids) - 1) // self.block_size]
-        count, snapshot = self._longest(wanted), -1
+        count, snapshot = self._search.longest(wanted), -1
         if self._has_states:
             count, snapshot = self._with_state(table, wanted, count)
-        elsewhere = self._find_elsewhere(table, wanted[count:], may_await and not table.has_awaited)
-        if not count and not elsewhere.hashes:
-            return Prefix()
-        first = [self._first_seen(window, count) for window in self._windows]
-        device = [
-            [0] * start + cache.find(wanted[start:count]) for start, cache in zip(first, self._caches, strict=True)
-        ]
-        return Prefix(device, first, elsewhere, snapshot)
+        if self.has_connector:
+            found = self._search.prefix(wanted[: self._search.longest(wanted, elsewhere=True)], count)
+            if found.num_loaded > 0 and (not found.is_awaited or (may_await and not table.has_awaited)):
+                return self._with_contents(found, table, token_ids)
+        return self._search.prefix(wanted[:count], count, snapshot) if count else Prefix()
 
-    def _find_elsewhere(self, table: BlockTable, hashes: list[bytes], may_await: bool) -> Found:
-        found = self._connector.find(table, hashes) if hashes else NOTHING
-        return NOTHING if found.is_awaited and not may_await else found
+    def _with_contents(self, found: Prefix, table: BlockTable, token_ids: Sequence[int]) -> Prefix:
+        if not self._records_contents:
+            return found
+        indices = (index for index, group in found.absent() if not group)
+        return replace(found, contents={index: self._content(table, token_ids, index) for index in indices})
 
     def _with_state(self, table: BlockTable, wanted: list[bytes], longest: int) -> tuple[int, int]:
         """The longest cached prefix after which a state is saved, and the state's place; -1 if there is none.
@@ -157,28 +135,9 @@ class KvCacheManager:
         table.branch = longest // every * self.snapshot_tokens
         for count in range(longest // every * every, 0, -every):
             place = self._snapshots.find(wanted[count - 1])
-            if place is not None and (not self._has_windows or self._longest(wanted[:count]) == count):
+            if place is not None and (not self._has_windows or self._search.longest(wanted[:count]) == count):
                 return count, place
         return 0, -1
-
-    def _longest(self, wanted: list[bytes]) -> int:
-        """The longest prefix, in blocks, for which every group has cached the blocks that its window still sees."""
-        count = len(wanted)
-        for window, cache in zip(self._windows, self._caches, strict=True):
-            if window is None:
-                count = len(cache.find(wanted[:count]))
-        limited = [(w, cache) for w, cache in zip(self._windows, self._caches, strict=True) if w is not None]
-        runs = [cache.runs(wanted[:count]) for _, cache in limited]
-        while count and any(
-            run[count - 1] < count - self._first_seen(window, count)
-            for run, (window, _) in zip(runs, limited, strict=True)
-        ):
-            count -= 1
-        return count
-
-    def _first_seen(self, window: int | None, num_blocks: int) -> int:
-        """Index of the first block that a token after `num_blocks` blocks sees."""
-        return 0 if window is None else max(0, num_blocks * self.block_size - window + 1) // self.block_size
 
     def allocate(self, table: BlockTable, num_tokens: int, found: Prefix | None = None) -> list[list[int]] | None:
         """Extends the table until it holds `num_tokens`.
@@ -197,10 +156,6 @@ class KvCacheManager:
         if missing * len(self._windows) + self._cost(found) > self._pool.num_free:
             return None
         self._begin(table, found)
-        if found.snapshot >= 0:
-            self._snapshots.use(found.snapshot)
-        if found.elsewhere.hashes:
-            self._load(table, found.elsewhere.hashes)
         added = [[self._take() for _ in range(missing)] for _ in self._windows]
         for block_ids, blocks in zip(table.block_ids, added, strict=True):
             block_ids.extend(blocks)
@@ -235,27 +190,24 @@ class KvCacheManager:
         return self._snapshots.await_one(table, num_tokens, replaces_last=not keeps_last)
 
     def await_blocks(self, table: BlockTable, found: Prefix) -> None:
-        """Begins an empty table with the blocks found on the device and has it wait for the rest: see `take_arrivals`.
+        """Has an empty table wait for what is absent of a prefix, and then begin with the whole: see `take_arrivals`.
 
         The caller has checked that there is room.
 
         Raises:
             RuntimeError: the blocks found need no waiting.
         """
-        hashes, wait_seconds = found.elsewhere.hashes, found.elsewhere.wait_seconds
-        if wait_seconds is None:
+        if found.wait_seconds is None:
             raise RuntimeError("these blocks need no waiting: `allocate` begins with them")
-        self._begin(table, found)
         table.has_awaited = True
-        self._connector.pin(hashes)
-        self._transfers.load(table, hashes, [self._take() for _ in hashes], wait_seconds)
+        self._transfers.load(table, found, self._hold(table, found), found.wait_seconds)
 
     def abandon(self, table: BlockTable) -> None:
         """Stops a table's waiting. The awaited blocks become free once the connector has released them."""
         self._transfers.abandon(table)
 
     def take_arrivals(self) -> list[BlockTable]:
-        """Returns the tables that no longer wait, extended by the blocks that have arrived."""
+        """Returns the tables that no longer wait. They are empty if not all of their blocks have arrived."""
         return self._transfers.take_arrivals()
 
     def can_extend(self, table: BlockTable, num_tokens: int) -> bool:
@@ -275,21 +227,32 @@ class KvCacheManager:
 
     def _cost(self, found: Prefix) -> int:
         """Free blocks that the prefix takes: cached ones without references, and those that a connector loads into."""
-        return len(found.elsewhere.hashes) + sum(1 for block in found.held if not self._pool.references(block))
+        num_absent = sum(1 for _ in found.absent())
+        return num_absent + sum(1 for block in found.held if not self._pool.references(block))
 
     def _begin(self, table: BlockTable, found: Prefix) -> None:
-        """Begins an empty table with the blocks found on the device; does not change a table that has blocks."""
-        if not table.block_ids:
+        """Begins a table without blocks with a prefix, which is loaded before the step computes; else does nothing."""
+        if table.block_ids:
+            return
+        if not found:
             table.block_ids = [[] for _ in self._windows]
             table.num_released = [0] * len(self._windows)
-        if not found.device:
             return
+        loaded = self._hold(table, found)
+        if found.snapshot >= 0:
+            self._snapshots.use(found.snapshot)
+        if loaded:
+            self._connector.load(0, found.names(table.hashes), loaded)
+            found.publish(table.hashes, loaded, self._caches)
+        found.give(table, loaded)
+
+    def _hold(self, table: BlockTable, found: Prefix) -> list[int]:
+        """Gives the blocks of a prefix a reference, and takes blocks to load the rest into, which it returns."""
         for block in found.held:
             self._pool.share(block)
-        for block_ids, blocks in zip(table.block_ids, found.device, strict=True):
-            block_ids.extend(blocks)
-        table.num_released = list(found.first)
-        table.num_findable += len(found.device[0])
+        names = found.names(table.hashes)
+        self._connector.pin(names)
+        return [self._take() for _ in names]
 
     def book(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """After a step, makes newly full blocks findable and releases those that a sliding window has passed."""
@@ -324,10 +287,13 @@ class KvCacheManager:
 
     def _save(self, table: BlockTable, full: int) -> None:
         """Starts saving those blocks, among the ones about to become findable, that the connector wants."""
-        first = table.num_findable
-        if wanted := self._connector.wants(table.hashes[first:full]):
-            hashes, block_ids = table.hashes[first:full], table.block_ids[0][first:full]
-            self._transfers.save([hashes[index] for index in wanted], [block_ids[index] for index in wanted])
+        if not self.has_connector:
+            return
+        new = range(table.num_findable, full)
+        names = [BlockName(table.hashes[index], group) for index in new for group in range(len(self._windows))]
+        if wanted := self._connector.wants(names):
+            blocks = [block_ids[index] for index in new for block_ids in table.block_ids]
+            self._transfers.save([names[index] for index in wanted], [blocks[index] for index in wanted])
 
     def release_passed(self, table: BlockTable, num_computed_tokens: int) -> None:
         """Releases blocks that no further token of the sequence, or of a fork made now, will see."""
@@ -423,19 +389,11 @@ class KvCacheManager:
         if wrong:
             raise RuntimeError(f"blocks {wrong[:10]} have another number of references than holders")
 
-    def _load(self, table: BlockTable, hashes: Sequence[bytes]) -> None:
-        """Appends blocks that the connector loads before the step computes."""
-        self._connector.pin(hashes)
-        for block_hash in hashes:
-            block = self._take()
-            self._connector.load(0, [block_hash], [block])
-            self._transfers.append(table, block_hash, block)
-
     def _take(self) -> int:
         block = self._pool.take()
-        for cache in self._caches:
+        for group, cache in enumerate(self._caches):
             block_hash = cache.forget(block)
             if block_hash is not None:
-                self._connector.keep(block_hash, block)
+                self._connector.keep(BlockName(block_hash, group), block)
                 break
         return block

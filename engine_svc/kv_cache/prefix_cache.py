@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 from engine_svc.kv_cache.events import BlockContent, TierRecorder
 
@@ -24,23 +25,13 @@ class PrefixCache:
     def __contains__(self, block: int) -> bool:
         return block in self._hashes
 
-    def find(self, hashes: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest prefix of `hashes` that is cached."""
-        found = []
-        for block_hash in hashes:
-            block = self._blocks.get(block_hash)
-            if block is None:
-                break
-            found.append(block)
-        return found
+    def get(self, block_hash: bytes) -> int | None:
+        """The block with this hash; None if it is not cached."""
+        return self._blocks.get(block_hash)
 
-    def runs(self, hashes: Iterable[bytes]) -> list[int]:
-        """For each of `hashes`, how many consecutive ones ending with it are cached."""
-        found, run = [], 0
-        for block_hash in hashes:
-            run = run + 1 if block_hash in self._blocks else 0
-            found.append(run)
-        return found
+    def num_leading(self, hashes: Iterable[bytes]) -> int:
+        """How many of the first of `hashes`, without a gap, are cached."""
+        return sum(1 for _ in takewhile(self._blocks.__contains__, hashes))
 
     def store(self, block: int, block_hash: bytes, parent: bytes, content: BlockContent | None = None) -> None:
         """Makes the block findable, unless another block with the same contents already is.

@@ -81,8 +81,6 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
 def _check_swap(spec: KvCacheSpec, cache: CacheOptions) -> None:
     if cache.swap_space and not cache.enable_prefix_caching:
         raise StartupError("--swap-space stores blocks of the prefix cache: it needs --enable-prefix-caching.")
-    if cache.swap_space and spec.windows != (None,):
-        raise StartupError("--swap-space does not support models with sliding windows; leave it out.")
     if cache.swap_space and spec.state_bytes:
         raise StartupError("--swap-space does not support models with recurrent layers; leave it out.")
 
@@ -95,8 +93,6 @@ def _check_transfer(spec: KvCacheSpec, cache: CacheOptions) -> None:
         raise StartupError(f"{flag} exchanges blocks of the prefix cache: it needs --enable-prefix-caching.")
     if cache.swap_space:
         raise StartupError(f"{flag} and --swap-space both keep blocks that the device forgets; leave out one of them.")
-    if spec.windows != (None,):
-        raise StartupError(f"{flag} does not support models with sliding windows; leave it out.")
     if spec.state_bytes:
         raise StartupError(f"{flag} does not support models with recurrent layers; leave it out.")
 

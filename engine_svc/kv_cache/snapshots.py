@@ -29,8 +29,7 @@ class StateSnapshots:
 
     def find(self, block_hash: bytes) -> int | None:
         """The place of the state after the blocks with this hash; None if it is not saved."""
-        found = self._index.find([block_hash])
-        return found[0] if found else None
+        return self._index.get(block_hash)
 
     def use(self, place: int) -> None:
         """Notes that a sequence begins with a saved state."""

@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from engine_svc.kv_cache.block_name import BlockName
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.connectors.base import KvConnector
+from engine_svc.kv_cache.prefix import Prefix
 from engine_svc.kv_cache.prefix_cache import PrefixCache
 from engine_svc.plan import EndedTransfer
 
@@ -18,7 +20,7 @@ class _Awaited:
     """A load that a table waits for."""
 
     key: int
-    hashes: Sequence[bytes]
+    found: Prefix
     deadline: float  # in the clock's seconds
 
 
@@ -26,21 +28,24 @@ class TransfersUnderWay:
     """Holds the blocks of each transfer until the store is done with them, even if no sequence needs them any more.
 
     So a sequence may continue, be aborted or be preempted at any time: the connector is told that nothing waits for
-    the transfer, and its blocks are released when it has ended.
+    the transfer, and its blocks are released when it has ended. A table that waits is empty; the blocks on the device
+    that it will begin with are held for it.
     """
 
-    def __init__(self, connector: KvConnector, pool: BlockPool, cache: PrefixCache, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, connector: KvConnector, pool: BlockPool, caches: Sequence[PrefixCache], clock: Callable[[], float]
+    ) -> None:
         """
         Args:
-            cache: prefix cache of the only group of layers.
+            caches: of each group of layers.
             clock: returns seconds.
         """
         self._connector = connector
         self._pool = pool
-        self._cache = cache
+        self._caches = caches
         self._clock = clock
         self._keys = itertools.count(1)
-        self._held: dict[int, Sequence[int]] = {}  # transfer key → its blocks
+        self._held: dict[int, Sequence[int]] = {}  # transfer key → the blocks that it moves
         self._awaited: dict[BlockTable, _Awaited] = {}
         self._arrived: list[BlockTable] = []
 
@@ -51,32 +56,34 @@ class TransfersUnderWay:
 
     @property
     def held(self) -> Iterable[int]:
-        """The blocks of all transfers, once per reference."""
-        return itertools.chain(*self._held.values())
+        """The blocks of all transfers, and those that tables which wait will begin with, once per reference."""
+        return itertools.chain(*self._held.values(), *(awaited.found.held for awaited in self._awaited.values()))
 
-    def load(self, table: BlockTable, hashes: Sequence[bytes], block_ids: list[int], wait_seconds: float) -> None:
-        """Starts loading the blocks that follow the table's own; the table waits for them.
+    def load(self, table: BlockTable, found: Prefix, block_ids: list[int], wait_seconds: float) -> None:
+        """Starts loading what is absent of a prefix; the table waits for it.
 
         Args:
-            block_ids: blocks just taken from the pool.
+            found: its blocks on the device have one more reference, for the table.
+            block_ids: blocks just taken from the pool, to load into.
             wait_seconds: the table waits at most this long.
         """
         key = next(self._keys)
         self._held[key] = block_ids
-        self._awaited[table] = _Awaited(key, hashes, self._clock() + wait_seconds)
-        self._connector.load(key, hashes, block_ids)
+        self._awaited[table] = _Awaited(key, found, self._clock() + wait_seconds)
+        self._connector.load(key, found.names(table.hashes), block_ids)
 
-    def save(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def save(self, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
         """Starts saving blocks that are full and computed."""
         for block in block_ids:
             self._pool.share(block)
         key = next(self._keys)
         self._held[key] = block_ids
-        self._connector.save(key, hashes, block_ids)
+        self._connector.save(key, names, block_ids)
 
     def abandon(self, table: BlockTable) -> None:
         """Stops a table's waiting; does nothing if it does not wait."""
         if awaited := self._awaited.pop(table, None):
+            self._release(awaited.found.held)
             self._connector.cancel(awaited.key)
         elif table in self._arrived:
             self._arrived.remove(table)
@@ -84,26 +91,35 @@ class TransfersUnderWay:
     def abandon_all(self) -> None:
         """Cancels all transfers; tables that wait continue without them."""
         self._arrived.extend(self._awaited)
+        for awaited in self._awaited.values():
+            self._release(awaited.found.held)
         self._awaited.clear()
         for key in self._held:
             self._connector.cancel(key)
 
     def end(self, ends: Iterable[EndedTransfer]) -> None:
-        """Books transfers that the store has reported as ended. A load's arrived blocks become its table's."""
+        """Books transfers that the store has reported as ended.
+
+        If all of a load has arrived, its table begins with the prefix. Otherwise the table stays empty, and what has
+        arrived is findable.
+        """
         awaiting = {awaited.key: table for table, awaited in self._awaited.items()}
         for end in ends:
             block_ids = self._held.pop(end.key, None)
             if block_ids is None:  # its end crossed with a cancellation and is already booked
                 continue
             self._connector.ended(end)
-            table, count = awaiting.get(end.key), 0
-            if table is not None:
-                table.num_loaded = count = end.num_blocks
-                for block_hash, block in zip(self._awaited.pop(table).hashes[:count], block_ids, strict=False):
-                    self.append(table, block_hash, block)
-                self._arrived.append(table)
-            for block in block_ids[count:]:
-                self._pool.release(block, keep=block in self._cache)
+            if (table := awaiting.get(end.key)) is None:
+                self._release(block_ids)
+                continue
+            found = self._awaited.pop(table).found
+            found.publish(table.hashes, block_ids[: end.num_blocks], self._caches)
+            self._arrived.append(table)
+            if end.num_blocks == len(block_ids):
+                found.give(table, block_ids)
+                table.num_loaded = found.num_loaded
+            else:
+                self._release([*found.held, *block_ids])
 
     def take_arrivals(self) -> list[BlockTable]:
         """Returns the tables that no longer wait: their transfer has ended, or their deadline has passed."""
@@ -114,8 +130,6 @@ class TransfersUnderWay:
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def append(self, table: BlockTable, block_hash: bytes, block: int) -> None:
-        """Appends a block to the table and makes it findable by others."""
-        self._cache.store(block, block_hash, table.hashes[len(table) - 1] if len(table) else b"")
-        table.block_ids[0].append(block)
-        table.num_findable += 1
+    def _release(self, block_ids: Iterable[int]) -> None:
+        for block in block_ids:
+            self._pool.release(block, keep=any(block in cache for cache in self._caches))

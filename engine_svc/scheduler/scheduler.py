@@ -10,7 +10,8 @@ from bisect import insort
 from collections.abc import Iterable
 
 from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.manager import KvCacheManager, Prefix
+from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.kv_cache.prefix import Prefix
 from engine_svc.requests.outputs import AdapterLoad
 from engine_svc.requests.sequence import Sequence, SequenceState
 from engine_svc.scheduler.adapter_slots import AdapterSlots
@@ -313,7 +314,7 @@ class Scheduler:
             if not self.images.admit(sequence, computed):
                 self._set_aside(sequence)
                 continue
-            if found.elsewhere.is_awaited:
+            if found.is_awaited:
                 if not self._make_room(sequence, found):
                     break
                 self._await(sequence, found)
@@ -381,7 +382,7 @@ class Scheduler:
     def _count_lookup(self, sequence: Sequence, found: Prefix) -> None:
         """Counts the cache hits of a starting sequence; one that already holds blocks was not looked up."""
         if not sequence.num_computed_tokens and not sequence.wants_prompt_logprobs:
-            self._count_hits(sequence, len(found), len(found.elsewhere.hashes))
+            self._count_hits(sequence, len(found), found.num_loaded)
 
     def _count_hits(self, sequence: Sequence, num_blocks: int, num_loaded: int) -> None:
         """Counts the tokens of a sequence that were looked up, and found in some blocks, the last of them elsewhere."""

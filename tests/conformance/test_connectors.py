@@ -17,12 +17,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine_svc.block_stores.base import BlockStore
 from engine_svc.block_stores.block_files import BlockFiles
 from engine_svc.block_stores.shared_storage import SharedStorage as StorageStore
+from engine_svc.kv_cache.block_name import BlockName
 from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.connectors.base import NOTHING, KvConnector
+from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.connectors.host_tier import HostTier
 from engine_svc.kv_cache.connectors.shared_storage import SharedStorage
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.kv_cache.prefix import Prefix
 from engine_svc.plan import NO_TRANSFERS
 from quire.block_hash import extend_hashes
 from quire.options.cache import CacheOptions
@@ -89,7 +91,7 @@ def storage(max_gib: float) -> Make:
 
 FOLDER = tempfile.TemporaryDirectory()
 CONNECTORS: dict[str, Make] = {
-    "host": host(24),
+    "host": host(60),
     "shared-storage": storage(1),
     "remote": remote(lambda key: Fare(key % 4)),
 }
@@ -105,11 +107,12 @@ POOR: dict[str, Make] = {
 class Worker:
     """A manager and the blocks that it manages; each block holds what was written to it."""
 
-    def __init__(self, make: Make, num_blocks: int = 8) -> None:
+    def __init__(self, make: Make, num_blocks: int = 8, windows: tuple[int | None, ...] = (None,)) -> None:
+        num_blocks *= len(windows)
         self.contents: list[Any] = [NONSENSE] * num_blocks
         self.connector, self.store = make(self.contents)
         self.now = 0.0
-        facts = KvCacheFacts(num_blocks=num_blocks, block_size=BLOCK, max_num_batched_tokens=64)
+        facts = KvCacheFacts(num_blocks=num_blocks, block_size=BLOCK, max_num_batched_tokens=64, windows=windows)
         self.manager = KvCacheManager(facts, CacheOptions(), self.connector, lambda: self.now)
         self.arrived: list[BlockTable] = []
 
@@ -131,25 +134,24 @@ class Worker:
         """Returns a table as long as the tokens, with whatever is found of them on the device or elsewhere."""
         table = BlockTable()
         found = self.manager.lookup(table, tokens)
-        if found.elsewhere.is_awaited:
+        if found.is_awaited:
             self.manager.await_blocks(table, found)
             while table not in self.arrived:
                 self.step()
-            found = self.manager.lookup(table, tokens)
-            assert not found.elsewhere.is_awaited, "a sequence waits once"
             self.arrived.remove(table)
             self.settle()  # blocks that did not arrive are returned when the transfer has ended
-            assert self.manager.allocate(table, len(tokens)) is not None
-        else:
-            assert self.manager.allocate(table, len(tokens), found) is not None
-            self.step()
+            found = Prefix() if len(table) else self.manager.lookup(table, tokens)
+            assert not found.is_awaited, "a sequence waits once"
+        assert self.manager.allocate(table, len(tokens), found) is not None
+        self.step()
         return table
 
     def compute(self, table: BlockTable, tokens: list[int], first: int) -> None:
         """Computes all blocks from block `first` on."""
-        for index, block in enumerate(table.held[first:], start=first):
-            self.contents[block] = tokens[: (index + 1) * BLOCK]
-        self.manager.make_findable(table, tokens, len(tokens))
+        for group, block_ids in enumerate(table.block_ids):
+            for index, block in enumerate(block_ids[first:], start=first):
+                self.contents[block] = [group, *tokens[: (index + 1) * BLOCK]]
+        self.manager.book(table, tokens, len(tokens))
 
     def run(self, tokens: list[int]) -> int:
         """Computes what is not found of these tokens, and frees the sequence; returns how many blocks were found."""
@@ -163,16 +165,27 @@ class Worker:
         return found
 
     def verify(self, table: BlockTable, tokens: list[int], count: int) -> None:
-        for index, block in enumerate(table.held[:count]):
-            assert self.contents[block] == tokens[: (index + 1) * BLOCK]
+        for group, (block_ids, released) in enumerate(zip(table.block_ids, table.num_released, strict=True)):
+            for index, block in enumerate(block_ids[released:count], start=released):
+                assert self.contents[block] == [group, *tokens[: (index + 1) * BLOCK]]
 
 
 PROMPTS = [list(range(start, start + 25)) for start in (0, 100, 200)]
 
 
+# Groups of layers: with full attention, with windows, or both.
+WINDOWS: list[tuple[int | None, ...]] = [(None,), (6,), (None, 9, 3)]
+
+
+@pytest.fixture(params=WINDOWS, ids=str)
+def windows(request: pytest.FixtureRequest) -> tuple[int | None, ...]:
+    found: tuple[int | None, ...] = request.param
+    return found
+
+
 @pytest.fixture(params=[*CONNECTORS, *POOR])
-def any_worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
-    worker = Worker((CONNECTORS | POOR)[request.param])
+def any_worker(request: pytest.FixtureRequest, windows: tuple[int | None, ...]) -> Iterator[Worker]:
+    worker = Worker((CONNECTORS | POOR)[request.param], windows=windows)
     yield worker
     worker.settle()
     worker.manager.check([])
@@ -180,8 +193,8 @@ def any_worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
 
 
 @pytest.fixture(params=sorted(CONNECTORS))
-def worker(request: pytest.FixtureRequest) -> Worker:
-    return Worker(CONNECTORS[request.param])
+def worker(request: pytest.FixtureRequest, windows: tuple[int | None, ...]) -> Worker:
+    return Worker(CONNECTORS[request.param], windows=windows)
 
 
 def test_what_the_device_has_forgotten_comes_back(worker: Worker) -> None:
@@ -195,15 +208,16 @@ def test_what_comes_is_right_however_little_of_it(any_worker: Worker) -> None:
             assert any_worker.run(prompt) <= 6
 
 
-def test_what_is_found_is_a_prefix_of_what_was_asked_for_and_finding_changes_nothing(any_worker: Worker) -> None:
+def test_finding_changes_nothing(any_worker: Worker) -> None:
     for prompt in PROMPTS:
         any_worker.run(prompt)
     hashes: list[bytes] = []
     extend_hashes(hashes, PROMPTS[0], BLOCK, "")
-    found = any_worker.connector.find(BlockTable(), hashes)
-    assert list(found.hashes) == hashes[: len(found.hashes)]
-    assert any_worker.connector.find(BlockTable(), hashes) == found
-    assert any_worker.connector.find(BlockTable(), [b"unheard of", *hashes]) == NOTHING
+    for group in range(len(any_worker.manager.lookup(BlockTable(), PROMPTS[0]).block_ids)):
+        count = any_worker.connector.num_leading(hashes, group)
+        assert all(any_worker.connector.has(BlockName(each, group)) for each in hashes[:count])
+        assert any_worker.connector.num_leading(hashes, group) == count
+        assert any_worker.connector.num_leading([b"unheard of", *hashes], group) == 0
     assert any_worker.manager.take_transfers() == NO_TRANSFERS
 
 
@@ -212,12 +226,12 @@ def test_transfers_are_handed_over_once(worker: Worker) -> None:
         worker.run(prompt)
     table = BlockTable()
     found = worker.manager.lookup(table, PROMPTS[0])
-    if found.elsewhere.is_awaited:
+    if found.is_awaited:
         worker.manager.await_blocks(table, found)
     else:
         worker.manager.allocate(table, len(PROMPTS[0]), found)
     transfers = worker.manager.take_transfers()
-    assert sum(len(load.block_ids) for load in transfers.loads) == len(found.elsewhere.hashes) > 0
+    assert sum(len(load.block_ids) for load in transfers.loads) == len(found.names(table.hashes)) > 0
     assert {len(each.block_ids) - len(each.places) for each in (*transfers.saves, *transfers.loads)} == {0}
     assert worker.manager.take_transfers() == NO_TRANSFERS
 
@@ -227,12 +241,12 @@ def test_after_a_failed_step_nothing_of_before_is_found(any_worker: Worker) -> N
         any_worker.run(prompt)
     waiting = BlockTable()
     found = any_worker.manager.lookup(waiting, PROMPTS[0])
-    if found.elsewhere.is_awaited:
+    if found.is_awaited:
         any_worker.manager.await_blocks(waiting, found)
     any_worker.manager.clear()
     assert len(any_worker.manager.lookup(BlockTable(), PROMPTS[0])) == 0
     any_worker.settle()
-    assert any_worker.manager.take_arrivals() or any_worker.arrived or not found.elsewhere.is_awaited
+    assert any_worker.manager.take_arrivals() or any_worker.arrived or not found.is_awaited
     any_worker.manager.free(waiting)
     assert [any_worker.run(prompt) for prompt in PROMPTS] == [0, 0, 0]
 
@@ -243,7 +257,7 @@ def test_who_does_not_wait_any_more_frees_all_once_the_transfer_has_ended(any_wo
     for steps in range(4):
         table = BlockTable()
         found = any_worker.manager.lookup(table, PROMPTS[0])
-        if not found.elsewhere.is_awaited:
+        if not found.is_awaited:
             return
         any_worker.manager.await_blocks(table, found)
         for _ in range(steps):
@@ -260,9 +274,10 @@ class ConnectorMachine(RuleBasedStateMachine):
 
     @initialize(
         name=st.sampled_from(sorted(CONNECTORS | POOR)), num_blocks=st.integers(6, 12),
+        windows=st.sampled_from(WINDOWS),
     )  # fmt: skip
-    def start(self, name: str, num_blocks: int) -> None:
-        self.worker = Worker((CONNECTORS | POOR)[name], num_blocks)
+    def start(self, name: str, num_blocks: int, windows: tuple[int | None, ...]) -> None:
+        self.worker = Worker((CONNECTORS | POOR)[name], num_blocks, windows)
         self.tables: list[tuple[BlockTable, list[int]]] = []
         self.waiting: list[tuple[BlockTable, list[int]]] = []
 
@@ -272,7 +287,7 @@ class ConnectorMachine(RuleBasedStateMachine):
         found = self.worker.manager.lookup(table, tokens)
         if not self.worker.manager.has_room(table, length, found):
             return
-        if found.elsewhere.is_awaited:
+        if found.is_awaited:
             self.worker.manager.await_blocks(table, found)
             self.waiting.append((table, tokens))
         else:
@@ -287,7 +302,8 @@ class ConnectorMachine(RuleBasedStateMachine):
         for table in arrived:
             entry = next(entry for entry in self.waiting if entry[0] is table)
             self.waiting.remove(entry)
-            if self.worker.manager.allocate(table, len(entry[1])) is None:
+            found = Prefix() if len(table) else self.worker.manager.lookup(table, entry[1])
+            if self.worker.manager.allocate(table, len(entry[1]), found) is None:
                 self.worker.manager.free(table)
             else:
                 self._compute(table, entry[1], table.num_findable)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -12,8 +11,8 @@ import torch
 from engine_svc.attention.base import AttentionBackend
 from engine_svc.block_stores.base import BlockStore
 from engine_svc.executor.uniproc import UniprocExecutor
-from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.connectors.base import NOTHING, Found, KvConnector
+from engine_svc.kv_cache.block_name import BlockName
+from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.plan import BlockTransfer, EndedTransfer, Transfers
 
 MakeStore = Callable[[list[Any]], BlockStore]
@@ -30,13 +29,18 @@ class Fare:
 
 @dataclass
 class Remote:
-    """The remote store: blocks by hash; workers may share it."""
+    """The remote store: blocks by place; workers may share it."""
 
     wait_seconds: float = 1e9
     load: Callable[[int], Fare] = lambda key: Fare()
     save: Callable[[int], Fare] = lambda key: Fare()
     blocks: dict[bytes, Any] = field(default_factory=dict)
     num_brought: int = 0  # blocks, so far
+
+
+def place_of(name: BlockName) -> bytes:
+    """Where the remote store keeps a block."""
+    return name.block_hash + bytes([name.group])
 
 
 class RemoteConnector(KvConnector):
@@ -47,27 +51,30 @@ class RemoteConnector(KvConnector):
         self._saves: list[BlockTransfer] = []
         self._loads: list[BlockTransfer] = []
         self._cancelled: list[int] = []
-        self._own: set[bytes] = set()  # hashes of blocks that this worker has saved or is saving
+        self._own: set[bytes] = set()  # places of blocks that this worker has saved or is saving
         self._saving: dict[int, Sequence[bytes]] = {}
         self.ends: list[EndedTransfer] = []
 
-    def find(self, table: BlockTable, hashes: Sequence[bytes]) -> Found:
-        found = list(takewhile(self._remote.blocks.__contains__, hashes))
-        return Found(found, self._remote.wait_seconds) if found else NOTHING
+    def has(self, name: BlockName) -> bool:
+        return place_of(name) in self._remote.blocks
 
-    def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def wait_seconds(self, num_blocks: int) -> float:
+        return self._remote.wait_seconds
+
+    def load(self, key: int, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
         assert key
-        self._loads.append(BlockTransfer(list(block_ids), list(hashes), key))
+        self._loads.append(BlockTransfer(list(block_ids), list(map(place_of, names)), key))
 
-    def wants(self, hashes: Sequence[bytes]) -> Sequence[int]:
+    def wants(self, names: Sequence[BlockName]) -> Sequence[int]:
         there = self._remote.blocks.keys() | self._own
-        return [index for index, block_hash in enumerate(hashes) if block_hash not in there]
+        return [index for index, name in enumerate(names) if place_of(name) not in there]
 
-    def save(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def save(self, key: int, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
         assert key
-        self._own.update(hashes)
-        self._saving[key] = hashes
-        self._saves.append(BlockTransfer(list(block_ids), list(hashes), key))
+        places = list(map(place_of, names))
+        self._own.update(places)
+        self._saving[key] = places
+        self._saves.append(BlockTransfer(list(block_ids), places, key))
 
     def cancel(self, key: int) -> None:
         self._cancelled.append(key)

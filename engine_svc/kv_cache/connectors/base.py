@@ -6,43 +6,24 @@ moves the blocks. Transfers to start go down with a step's plan (`Transfers`), e
 (`EndedTransfer`).
 
 Blocks are saved in one of two ways: `keep` copies what the device is about to overwrite, `save` what has just been
-computed. They are loaded in one of two ways, as `find` says: before the step computes, or some time later. In the
-latter case a sequence waits, without a slot and without holding others up, and continues with the blocks that have
-arrived. Which sequences wait, until when, and who holds the blocks meanwhile is the same for all connectors: see
-kv_cache/transfers.py.
+computed. They are loaded in one of two ways, as `wait_seconds` says: before the step computes, or some time later. In
+the latter case a sequence waits, without a slot and without holding others up, and continues once all have arrived, or
+begins anew with those that have. Which sequences wait, until when, and who holds the blocks meanwhile is the same for
+all connectors: see kv_cache/transfers.py.
+
+A connector sees the blocks of all groups of layers: the names tell them apart. Which of them a prompt needs is known
+to kv_cache/prefix_search.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import takewhile
 
-from engine_svc.kv_cache.block_table import BlockTable
+from engine_svc.kv_cache.block_name import BlockName
 from engine_svc.kv_cache.events import TierRecorder
 from engine_svc.plan import EndedTransfer, Transfers
-
-
-@dataclass(frozen=True)
-class Found:
-    """Blocks that a connector can load, and when.
-
-    Attributes:
-        hashes: hashes of the blocks.
-        wait_seconds: None means they are loaded before the step computes. Otherwise the sequence waits for them, at
-            most this long, and computes itself what has not arrived by then.
-    """
-
-    hashes: Sequence[bytes] = ()
-    wait_seconds: float | None = None
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the sequence waits for the blocks."""
-        return self.wait_seconds is not None
-
-
-NOTHING = Found()
 
 
 class KvConnector(ABC):
@@ -53,7 +34,7 @@ class KvConnector(ABC):
     reads or writes those of a load. A canceled transfer also ends soon, whether or not the store knows of it.
 
     Attributes:
-        recorder: records what this worker's own memory keeps; None if nothing is kept there.
+        recorder: records which of the first group's blocks this worker's own memory keeps; None if none ever are.
     """
 
     recorder: TierRecorder | None = None
@@ -69,37 +50,41 @@ class KvConnector(ABC):
         return 0
 
     @abstractmethod
-    def find(self, table: BlockTable, hashes: Sequence[bytes]) -> Found:
-        """Finds the longest prefix of `hashes` that can be loaded, or is worth loading. Changes nothing.
+    def has(self, name: BlockName) -> bool:
+        """Whether a block can be loaded, or is worth loading. Changes nothing.
 
-        It may promise blocks that turn out to be missing: then the load ends with fewer blocks.
-
-        Args:
-            table: block table of the sequence; anything else that must be known of its request belongs there.
-            hashes: hashes of the blocks that follow those found on the device; not empty.
+        It may promise blocks that turn out to be missing, if sequences wait for them: then the load ends with fewer.
         """
 
-    def pin(self, hashes: Sequence[bytes]) -> None:
+    def num_leading(self, hashes: Sequence[bytes], group: int) -> int:
+        """How many of the first blocks of `hashes`, which are not empty, can be loaded; may promise as `has` does."""
+        return sum(1 for _ in takewhile(lambda block_hash: self.has(BlockName(block_hash, group)), hashes))
+
+    def wait_seconds(self, num_blocks: int) -> float | None:
+        """How long a sequence waits at most for so many blocks; None if they are loaded before the step computes."""
+        return None
+
+    def pin(self, names: Sequence[BlockName]) -> None:
         """Protects blocks that were just found and are about to be loaded from being displaced by `keep`."""
         return
 
     @abstractmethod
-    def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def load(self, key: int, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
         """Loads blocks to the device, with the transfers of the next step.
 
         Args:
-            key: key of the transfer; 0 if `find` promised the blocks before the step computes.
+            key: key of the transfer; 0 if they are loaded before the step computes.
         """
 
-    def keep(self, block_hash: bytes, block_id: int) -> None:
+    def keep(self, name: BlockName, block_id: int) -> None:
         """Offers a cached block that the next step will overwrite. A copy runs before that."""
         return
 
-    def wants(self, hashes: Sequence[bytes]) -> Sequence[int]:
-        """Indices into `hashes` of the blocks, just computed, that should be passed to `save`."""
+    def wants(self, names: Sequence[BlockName]) -> Sequence[int]:
+        """Indices into `names` of the blocks, just computed, that should be passed to `save`."""
         return ()
 
-    def save(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def save(self, key: int, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
         """Saves wanted blocks, starting with the transfers of the next step and taking as long as needed."""
         raise NotImplementedError
 
@@ -124,7 +109,7 @@ class KvConnector(ABC):
         """
 
     def hashes(self) -> list[bytes]:
-        """Hashes of all blocks in this worker's own memory, in no particular order."""
+        """Hashes of the first group's blocks in this worker's own memory, in no particular order."""
         return []
 
     def check(self) -> None:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import takewhile
 
-from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.connectors.base import NOTHING, Found, KvConnector
+from engine_svc.kv_cache.block_name import BlockName
+from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.events import Tier, TierRecorder
 from engine_svc.plan import NO_TRANSFERS, BlockTransfer, Transfers
 
 
 class HostTier(KvConnector):
-    """Keeps host blocks by hash, least recently used first, and the copies that the next step begins with.
+    """Keeps host blocks by name, least recently used first, and the copies that the next step begins with.
 
     All copies out of the device run before all copies in.
     """
@@ -26,9 +25,9 @@ class HostTier(KvConnector):
     def __init__(self, num_blocks: int) -> None:
         self.recorder = self._recorder = TierRecorder(Tier.HOST)
         self._num_blocks = num_blocks
-        self._blocks: OrderedDict[bytes, int] = OrderedDict()
+        self._blocks: OrderedDict[BlockName, int] = OrderedDict()
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._pinned: set[bytes] = set()
+        self._pinned: set[BlockName] = set()
         self._copies_out: dict[int, int] = {}  # host block → device block; a later copy replaces an earlier one
         self._copies_in: dict[int, int] = {}  # device block → host block
 
@@ -42,34 +41,34 @@ class HostTier(KvConnector):
         """See KvConnector.num_used_blocks."""
         return len(self._blocks)
 
-    def find(self, table: BlockTable, hashes: Sequence[bytes]) -> Found:
-        """See KvConnector.find."""
-        found = list(takewhile(self._blocks.__contains__, hashes))
-        return Found(found) if found else NOTHING
+    def has(self, name: BlockName) -> bool:
+        """See KvConnector.has."""
+        return name in self._blocks
 
-    def keep(self, block_hash: bytes, block_id: int) -> None:
+    def keep(self, name: BlockName, block_id: int) -> None:
         """Copies a device block to the host, unless it is there already or there is no room."""
-        if block_hash in self._blocks:
-            self._blocks.move_to_end(block_hash)
+        if name in self._blocks:
+            self._blocks.move_to_end(name)
             return
         # A block that is itself still to be loaded has nothing to copy yet.
         if block_id in self._copies_in:
             return
         host_block = self._take()
         if host_block is not None:
-            self._blocks[block_hash] = host_block
+            self._blocks[name] = host_block
             self._copies_out[host_block] = block_id
-            self._recorder.stored(block_hash)
+            if not name.group:
+                self._recorder.stored(name.block_hash)
 
-    def pin(self, hashes: Sequence[bytes]) -> None:
+    def pin(self, names: Sequence[BlockName]) -> None:
         """Keeps these blocks until the next step has begun."""
-        self._pinned.update(hashes)
+        self._pinned.update(names)
 
-    def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def load(self, key: int, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
         """Copies pinned blocks to the device; they stay in host memory too."""
-        for block_hash, block_id in zip(hashes, block_ids, strict=True):
-            self._blocks.move_to_end(block_hash)
-            self._copies_in[block_id] = self._blocks[block_hash]
+        for name, block_id in zip(names, block_ids, strict=True):
+            self._blocks.move_to_end(name)
+            self._copies_in[block_id] = self._blocks[name]
 
     def take_transfers(self) -> Transfers:
         """See KvConnector.take_transfers."""
@@ -90,8 +89,8 @@ class HostTier(KvConnector):
         self.take_transfers()
 
     def hashes(self) -> list[bytes]:
-        """Hashes of all blocks, in no particular order: iterating in OrderedDict order takes forty times as long."""
-        return list(dict.keys(self._blocks))
+        """See KvConnector.hashes. Iterating in OrderedDict order takes forty times as long."""
+        return [name.block_hash for name in dict.keys(self._blocks) if not name.group]
 
     def check(self) -> None:
         """Verifies that no block is lost or used twice.
@@ -105,8 +104,9 @@ class HostTier(KvConnector):
     def _take(self) -> int | None:
         if self._free:
             return self._free.pop()
-        oldest = next((block_hash for block_hash in self._blocks if block_hash not in self._pinned), None)
+        oldest = next((name for name in self._blocks if name not in self._pinned), None)
         if oldest is None:
             return None
-        self._recorder.removed(oldest)
+        if not oldest.group:
+            self._recorder.removed(oldest.block_hash)
         return self._blocks.pop(oldest)

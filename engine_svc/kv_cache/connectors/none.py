@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.connectors.base import NOTHING, Found, KvConnector
+from engine_svc.kv_cache.block_name import BlockName
+from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.plan import NO_TRANSFERS, Transfers
 
 
 class NoConnector(KvConnector):
     """Finds and keeps nothing."""
 
-    def find(self, table: BlockTable, hashes: Sequence[bytes]) -> Found:
-        """See KvConnector.find."""
-        return NOTHING
+    def has(self, name: BlockName) -> bool:
+        """See KvConnector.has."""
+        return False
 
-    def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        """Never called: `find` finds nothing that could be loaded."""
+    def load(self, key: int, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
+        """Never called: there is nothing that could be loaded."""
         raise NotImplementedError
 
     def take_transfers(self) -> Transfers:

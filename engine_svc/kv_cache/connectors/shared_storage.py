@@ -11,8 +11,8 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.connectors.base import NOTHING, Found, KvConnector
+from engine_svc.kv_cache.block_name import BlockName
+from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.plan import BlockTransfer, EndedTransfer, Transfers
 from quire.options.kv_transfer import KvTransferConfig
 
@@ -39,31 +39,38 @@ class SharedStorage(KvConnector):
         self._saves: list[BlockTransfer] = []
         self._loads: list[BlockTransfer] = []
         self._cancelled: list[int] = []
-        self._saving: dict[int, Sequence[bytes]] = {}  # hashes by transfer
+        self._saving: dict[int, Sequence[BlockName]] = {}  # names by transfer
         self._since = 0  # files from before this time, in nanoseconds, are not used
 
-    def find(self, table: BlockTable, hashes: Sequence[bytes]) -> Found:
-        """See KvConnector.find."""
-        if not self._loads_any or not self._has(hashes[0]):
-            return NOTHING
-        count = bisect_left(range(len(hashes)), True, key=lambda index: not self._has(hashes[index]))
-        return Found(hashes[:count], _WAIT_SECONDS + count * _SECONDS_A_BLOCK)
+    def has(self, name: BlockName) -> bool:
+        """See KvConnector.has."""
+        return self._loads_any and self._is_there(name)
 
-    def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def num_leading(self, hashes: Sequence[bytes], group: int) -> int:
+        """See KvConnector.num_leading; where there is one block, those before it are expected to be there."""
+        if not self.has(BlockName(hashes[0], group)):
+            return 0
+        return bisect_left(hashes, True, key=lambda block_hash: not self.has(BlockName(block_hash, group)))
+
+    def wait_seconds(self, num_blocks: int) -> float:
+        """See KvConnector.wait_seconds."""
+        return _WAIT_SECONDS + num_blocks * _SECONDS_A_BLOCK
+
+    def load(self, key: int, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
         """See KvConnector.load."""
-        self._loads.append(BlockTransfer(list(block_ids), self._places(hashes), key))
+        self._loads.append(BlockTransfer(list(block_ids), self._places(names), key))
 
-    def wants(self, hashes: Sequence[bytes]) -> Sequence[int]:
+    def wants(self, names: Sequence[BlockName]) -> Sequence[int]:
         """Those that nobody has saved yet."""
         if not self._saves_any:
             return ()
         saving = {each for some in self._saving.values() for each in some}
-        return [index for index, each in enumerate(hashes) if each not in saving and not self._has(each)]
+        return [index for index, each in enumerate(names) if each not in saving and not self._is_there(each)]
 
-    def save(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def save(self, key: int, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
         """See KvConnector.save."""
-        self._saving[key] = hashes
-        self._saves.append(BlockTransfer(list(block_ids), self._places(hashes), key))
+        self._saving[key] = names
+        self._saves.append(BlockTransfer(list(block_ids), self._places(names), key))
 
     def cancel(self, key: int) -> None:
         """See KvConnector.cancel."""
@@ -83,18 +90,18 @@ class SharedStorage(KvConnector):
         """Files from before stay for other workers, which have no reason to distrust them."""
         self._since = time.time_ns()
 
-    def _has(self, block_hash: bytes) -> bool:
+    def _is_there(self, name: BlockName) -> bool:
         try:
-            return (self._folder / f"{place_of(self._namespace(), block_hash)}.0").stat().st_mtime_ns > self._since
+            return (self._folder / f"{place_of(self._namespace(), name)}.0").stat().st_mtime_ns > self._since
         except OSError:
             return False
 
-    def _places(self, hashes: Sequence[bytes]) -> list[bytes]:
+    def _places(self, names: Sequence[BlockName]) -> list[bytes]:
         namespace = self._namespace()
-        return [place_of(namespace, each).encode() for each in hashes]
+        return [place_of(namespace, each).encode() for each in names]
 
 
-def place_of(namespace: str, block_hash: bytes) -> str:
+def place_of(namespace: str, name: BlockName) -> str:
     """Returns a block's place in the folder; each rank appends its number to the name."""
-    name = block_hash.hex()
-    return f"{namespace}/{name[:2]}/{name}"
+    block_hash = name.block_hash.hex()
+    return f"{namespace}/{block_hash[:2]}/{block_hash}" + (f"-{name.group}" if name.group else "")

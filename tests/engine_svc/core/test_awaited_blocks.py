@@ -66,8 +66,9 @@ def test_tokens_are_those_without_whatever_comes(fare: Fare, cached: int, in_fli
     assert collected.tokens[0, 0] == expected(PROMPT, 20)
     assert cached_tokens(collected, 0) == cached
     counters = engine.load().counters
-    assert (counters.prefix_cache_queries, counters.prefix_cache_hits) == (41, 0)
-    assert (counters.external_cache_queries, counters.external_cache_hits) == (41, cached)
+    come = cached if cached == 40 else 0  # otherwise it began anew, and found on the device what had come
+    assert (counters.prefix_cache_queries, counters.prefix_cache_hits) == (41, cached - come)
+    assert (counters.external_cache_queries, counters.external_cache_hits) == (41 - cached + come, come)
     assert counters.computed_tokens == 41 - cached + 19
     assert sum(counters.model_execute_milliseconds.counts) == sum(bool(plan.scheduled) for plan in steps)
     assert engine.load().used_kv_blocks == 0

@@ -184,7 +184,7 @@ def test_what_the_device_forgets_is_copied_to_the_host_and_back() -> None:
     assert len({host for _, host in copied_out}) == 3
     assert copied_in == []
     manager.free(table)
-    assert len(manager.lookup(BlockTable(), first).elsewhere.hashes) == 3
+    assert manager.lookup(BlockTable(), first).num_loaded == 3
     manager.check([])
 
 
@@ -200,7 +200,7 @@ def test_the_host_tier_forgets_what_was_unused_for_longest_and_nothing_that_is_o
     assert len(copied_out) == 2
     again = BlockTable()
     found = manager.lookup(again, prompts[0])
-    assert (found.held, len(found.elsewhere.hashes)) == ([], 2)
+    assert (found.held, found.num_loaded) == ([], 2)
     # Allocating its blocks evicts the second prompt's to the host, but not over the blocks that are being copied in.
     assert manager.allocate(again, 8, found) == []
     copied_out, copied_in = take_copies(manager)
@@ -425,12 +425,9 @@ def test_each_move_between_the_tiers_is_told() -> None:
     assert manager.allocate(table, 8, manager.lookup(table, first)) is not None
     changes = manager.take_changes()
     assert changes is not None
-    # Each block is taken and renamed before the next one is taken.
     assert changes.events == [
-        BlocksRemoved(Tier.DEVICE, others[1:]),
-        BlocksStored(Tier.DEVICE, keys[:1], parent=0),
-        BlocksRemoved(Tier.DEVICE, others[:1]),
-        BlocksStored(Tier.DEVICE, keys[1:], parent=keys[0]),
+        BlocksRemoved(Tier.DEVICE, others[::-1]),
+        BlocksStored(Tier.DEVICE, keys, parent=0),
     ]
     assert changes.digests == {Tier.DEVICE: digest(keys), Tier.HOST: digest(keys)}
     # Other blocks evict them from the host tier in turn.
@@ -443,6 +440,26 @@ def test_each_move_between_the_tiers_is_told() -> None:
     assert manager.contents().digests[Tier.HOST] == digest(others)
     manager.clear()
     assert manager.contents().digests == {Tier.DEVICE: Digest(), Tier.HOST: Digest()}
+
+
+def test_events_tell_what_blocks_from_the_host_hold() -> None:
+    """They are one event with the blocks computed after them, which has the contents of all."""
+    facts = KvCacheFacts(num_blocks=4, block_size=BLOCK, max_num_batched_tokens=0, windows=(None, 6))
+    config = {"enable_kv_cache_events": True, "publisher": "zmq"}
+    manager = KvCacheManager(facts, CacheOptions(kv_events_config=config), HostTier(8))
+    tokens = list(range(8))
+    for prompt in (tokens, list(range(100, 108))):
+        manager.free(computed(manager, prompt))
+        take_copies(manager)
+    events(manager)
+    table = BlockTable(adapter="a")
+    assert not manager.lookup(table, [*tokens, 0])
+    table, longer = BlockTable(), [*tokens[:4], 50, 51, 52, 53]
+    assert manager.allocate(table, 8, manager.lookup(table, longer)) is not None
+    manager.make_findable(table, longer, 8)
+    [stored] = [each for each in events(manager) if isinstance(each, BlocksStored) and each.tier is Tier.DEVICE]
+    assert [each.token_ids for each in stored.contents] == [longer[:4], longer[4:]]
+    assert stored.keys == block_keys(longer, BLOCK)
 
 
 def test_a_chain_is_one_event_and_a_branch_another() -> None:
@@ -588,7 +605,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         keys = block_keys(tokens[:-1], BLOCK, salt)
         device = list(itertools.takewhile(self.index[Tier.DEVICE].__contains__, keys))
         host = list(itertools.takewhile(self.index[Tier.HOST].__contains__, keys[len(device) :]))
-        assert (len(found) - len(found.elsewhere.hashes), len(found.elsewhere.hashes)) == (len(device), len(host))
+        assert (found.num_on_device, found.num_loaded) == (len(device), len(host))
 
 
 TestKvCacheMachine = KvCacheMachine.TestCase

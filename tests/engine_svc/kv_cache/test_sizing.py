@@ -53,8 +53,6 @@ def test_layers_with_a_window_need_few_blocks() -> None:
     assert (found.num_blocks, found.max_model_len, found.num_tokens) == (114, 1600, 1600)
     with pytest.raises(StartupError, match="--max-model-len that fits is 1584"):
         size_kv_cache(msgspec.structs.replace(spec, available_bytes=113_000), engine_options(max_model_len=1600))
-    with pytest.raises(StartupError, match="--swap-space does not support"):
-        size_kv_cache(msgspec.structs.replace(spec, available_bytes=114_000), engine_options(swap_space=1.0))
 
 
 def test_windows_hold_a_length_that_is_no_whole_number_of_blocks() -> None:
@@ -95,7 +93,6 @@ def test_saved_states_take_a_third_of_what_is_left_beside_the_longest_sequence(
     [
         ({}, {"enable_prefix_caching": False}, "needs --enable-prefix-caching"),
         ({}, {"swap_space": 1.0}, "leave out one of them"),
-        ({"windows": (None, 64)}, {}, "does not support models with sliding windows"),
         ({"state_bytes": 2500}, {}, "does not support models with recurrent layers"),
     ],
 )

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from engine_svc.requests.request import GenerationRequest
 from tests.engine_svc.models.conftest import ModelFolder
+from tests.support.deepseek_v4 import make_deepseek_v4
 from tests.support.remote_connector import Fare, Remote, RemoteConnector, RemoteExecutor
-from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, spec_of, tokens
 from tests.support.shared_folder import sharing_engine
 
 SHARED, *TAILS = random_prompts(50, 20, 1, 33, seed=11)
@@ -90,3 +91,40 @@ def test_a_shared_folder_carries_blocks_to_other_workers(model_folder: ModelFold
         counters = second.load().counters
         assert counters.prefix_cache_hits + counters.external_cache_hits >= len(SHARED) // 16 * 16 * len(PROMPTS)
     assert len([*tmp_path.glob("quire-kv/alike/*/*.0")]) == files
+
+
+@pytest.fixture(params=["mistral", "gemma3", "gemma4", "deepseek-v4"], scope="module")
+def windowed(
+    request: pytest.FixtureRequest, model_folder: ModelFolder, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Models whose layers all have a window, some have, or those with have other heads; or with compressed entries."""
+    if request.param != "deepseek-v4":
+        return model_folder(request.param)
+    folder = tmp_path_factory.mktemp("deepseek-v4")
+    make_deepseek_v4(folder)
+    return folder
+
+
+def test_windows_move_as_well(windowed: Path, tmp_path: Path) -> None:
+    """The prompts have half of their tokens in common, and one computed them all."""
+    with running_engine(windowed, block_size=4) as plain:
+        expected = tokens(run(plain, PROMPTS, BRIEF))
+    with sharing_engine(windowed, tmp_path, "kv_producer", block_size=4) as first:
+        assert tokens(run(first, PROMPTS[:1], BRIEF)) == expected[:1]
+    with sharing_engine(windowed, tmp_path, "kv_consumer", block_size=4) as second:
+        assert tokens(run(second, PROMPTS, BRIEF)) == expected
+        assert second.load().counters.external_cache_hits >= len(SHARED) // 4 * 4
+
+
+def test_windows_come_back_from_the_host_tier(windowed: Path) -> None:
+    """The device holds a sequence or two; those that others displace or preempt continue with blocks from the host."""
+    with running_engine(windowed) as plain:
+        expected = tokens(run(plain, PROMPTS))
+    groups = len(spec_of(windowed).windows)
+    with running_engine(
+        windowed, num_blocks=24 * groups, num_host_blocks=200 * groups, max_model_len=160, block_size=8,
+        max_num_batched_tokens=32,
+    ) as engine:  # fmt: skip
+        for _ in range(3):
+            assert tokens(run(engine, PROMPTS)) == expected
+        assert engine.load().counters.external_cache_hits > 100

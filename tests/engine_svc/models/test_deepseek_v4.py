@@ -14,15 +14,13 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from engine_svc.attention.compressed_step import Compression
-from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.models.registry import config_for
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import StartupError
 from tests.support.deepseek_v4 import PUBLISHED, TEXT, make_deepseek_v4, publish
-from tests.support.engine_options import engine_options
 from tests.support.exact_answers import check_answers_of
 from tests.support.replaying_drafter import ReplayingDrafter
-from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, spec_of
+from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine
 from tests.support.staged_executor import StagedExecutor
 from tests.support.tensor_executor import TensorExecutor
 from tests.support.tiny_models import VOCAB_SIZE
@@ -197,21 +195,6 @@ def test_each_part_changes_something(made: tuple[Path, Any], tmp_path: Path) -> 
 def test_what_is_refused(made: tuple[Path, Any], options: dict[str, Any], message: str) -> None:
     with pytest.raises(StartupError, match=message), running_engine(made[0], **options):
         pass
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"swap_space": 1.0}, "--swap-space does not support models with sliding windows"),
-        ({"kv_transfer_config": {"kv_connector": "SharedStorageConnector",
-                                 "kv_connector_extra_config": {"shared_storage_path": "/kv"}}},
-         "--kv-transfer-config does not support models with sliding windows"),
-    ],
-    ids=["host tier", "transfer"],
-)  # fmt: skip
-def test_blocks_are_not_kept_elsewhere(made: tuple[Path, Any], options: dict[str, Any], message: str) -> None:
-    with pytest.raises(StartupError, match=message):
-        size_kv_cache(spec_of(made[0]), engine_options(**options))
 
 
 @pytest.mark.parametrize(

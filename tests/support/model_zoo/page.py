@@ -61,8 +61,8 @@ quire serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8 --enable-expe
 
 * Torch's operators make entries and attend, on a GPU too, where steps are not recorded as CUDA graphs. No GPU has run
   it yet; the tests run it on an emulated one.
-* `--kv-cache-dtype fp8`, `--attention-backend`, `--batch-invariant`, `--decode-context-parallel-size`, `--swap-space`,
-  `--kv-transfer-config`, `--disable-sliding-window` and `--enable-prompt-embeds` are refused.
+* `--kv-cache-dtype fp8`, `--attention-backend`, `--batch-invariant`, `--decode-context-parallel-size`,
+  `--disable-sliding-window` and `--enable-prompt-embeds` are refused.
 * `--block-size` must be a multiple or a part of 4, and of 128.
 
 The tests run a tiny random model of each type, longer than its windows and in chunks, and compare its tokens with those
