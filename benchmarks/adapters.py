@@ -26,6 +26,7 @@ from engine_svc.native.library import kernels
 from engine_svc.plan import (
     AdapterChanges,
     AdapterPlacement,
+    CacheSize,
     NewSequence,
     SamplingPlan,
     ScheduledSequence,
@@ -66,7 +67,7 @@ class Decoding:
         self._executor: Executor = create_executor(options.parallel)
         spec = self._executor.load(ModelOptions(model=str(folder)), options)
         self._pages = -(-(_PROMPT + _STEPS + 1) // spec.block_size)
-        self._executor.allocate(sequences * self._pages)
+        self._executor.allocate(CacheSize(sequences * self._pages))
         self._sequences, self._step = sequences, 0
         self._token_ids = torch.randint(spec.vocab_size, (sequences, _PROMPT)).tolist()
         # Modules have several names; use those of Llama and Qwen.

@@ -35,7 +35,7 @@ class EngineAlone:
         self._executor = executor or create_executor(options.parallel)
         spec = self._executor.load(ModelOptions(model=model), options)
         size = size_kv_cache(spec, options)
-        self._executor.allocate(size.num_blocks, num_snapshots=size.num_snapshots)
+        self._executor.allocate(size.allocated)
         self._engine = Engine(
             self._executor,
             options,

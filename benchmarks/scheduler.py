@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from benchmarks.machine import heading
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import Executor
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.plan import CacheSize, KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.upkeep import Upkeep
 from quire.options.base import build
@@ -34,7 +34,7 @@ class NoExecutor(Executor):
         """Nothing to load."""
         raise NotImplementedError
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
+    def allocate(self, size: CacheSize) -> None:
         """Nothing to allocate."""
 
     def submit(self, plan: StepPlan) -> None:

@@ -24,7 +24,7 @@ from benchmarks.machine import heading
 from benchmarks.models import build_config
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import create_executor
-from engine_svc.plan import SamplingPlan, TokenMasks
+from engine_svc.plan import CacheSize, SamplingPlan, TokenMasks
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.sampling.stages.base import SlotSequence, StageRows
 from engine_svc.sampling.stages.edits import LogitEdits
@@ -212,7 +212,7 @@ def make_steps(vocabulary: Vocabulary, folder: Path, cpu_threads: int) -> Steps:
     executor = create_executor(options.parallel)
     spec = executor.load(ModelOptions(model=str(folder)), options)
     num_blocks = spec.available_bytes // spec.bytes_per_block
-    executor.allocate(num_blocks)
+    executor.allocate(CacheSize(num_blocks))
     facts = EngineFacts(
         num_blocks=num_blocks, block_size=spec.block_size, windows=spec.windows, max_model_len=4096,
         max_num_batched_tokens=spec.max_num_batched_tokens, eos_token_ids=frozenset([EOS]),

@@ -66,8 +66,21 @@ class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_wanted_drafts: int = 0
 
 
+class CacheSize(msgspec.Struct, frozen=True, array_like=True):
+    """How many blocks and states each rank allocates."""
+
+    num_blocks: int = 0
+    num_host_blocks: int = 0  # of a second tier in host memory
+    num_snapshots: int = 0  # saved states of recurrent layers
+    num_host_snapshots: int = 0  # the same in host memory
+
+
 class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks to move between the device and the place where a connector keeps them."""
+    """Blocks to move between the device and the place where a connector keeps them.
+
+    Saved states of recurrent layers move like blocks. They are numbered after the blocks, on the device and in host
+    memory, and come after them in each list.
+    """
 
     block_ids: list[int]  # on the device
     places: Sequence[int | bytes]  # where each is kept, as named by the connector: a number in memory, or a hash

@@ -168,7 +168,7 @@ class EngineWorker:
             self._fingerprint = partial(fingerprint, folder, self._options, spec, info.eos_token_ids)
             adapters = self._read_adapters(info, spec)
             report(Stage.WARMING_UP)
-            self._executor.allocate(size.num_blocks, size.num_host_blocks, size.num_snapshots)
+            self._executor.allocate(size.allocated)
         except BaseException:
             self._executor.close()
             raise
@@ -241,6 +241,7 @@ def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts
         windows=spec.windows,
         has_states=spec.state_bytes > 0,
         num_snapshots=size.num_snapshots,
+        num_host_snapshots=size.num_host_snapshots,
         snapshot_tokens=size.snapshot_tokens,
         max_model_len=size.max_model_len,
         max_num_batched_tokens=spec.max_num_batched_tokens,

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.attention.context import ContextPart, SharedContext
-from engine_svc.attention.moves import BlockMoves
 from engine_svc.attention.rotation import Rotation
 from engine_svc.native.library import Kernels
 
@@ -199,10 +198,11 @@ class Expansion(ABC):
         """
 
 
-class AttentionBackend(BlockMoves, ABC):
+class AttentionBackend(ABC):
     """Writes keys and values to the paged cache and attends to it. One instance per rank."""
 
     name: str
+    block_dimension: int = 1  # the dimension of a layer's cache that counts blocks
     query_lens: tuple[int, ...] = (1,)  # one for each kernel path, except that of prompts; for warm-up
     is_recordable = True  # whether steps can be recorded as CUDA graphs
     records_calls = False  # whether it calls C++ kernels alone, which steps can record; see runner/native_calls.py

@@ -22,23 +22,21 @@ _SUM_BYTES = 4
 class BlockFiles:
     """One rank's files. A file's modification time tells when its block was computed, its access time the last use."""
 
-    def __init__(self, folder: Path, rank: int, block_bytes: int, most_bytes: float) -> None:
+    def __init__(self, folder: Path, rank: int, most_bytes: float) -> None:
         """
         Args:
             folder: has no other files, as any of them may be deleted.
-            block_bytes: size of a block; files of another size are not read.
             most_bytes: of all files in the folder, by whomever.
         """
         self._folder = folder
         self._rank = rank
-        self._block_bytes = block_bytes
         self._most_bytes = most_bytes
         self._turn = threading.Lock()
         self._unseen = most_bytes  # bytes written since the last look at the folder: the first file calls for one
 
-    def read(self, place: str) -> bytearray | None:
-        """Returns a block; None if there is no such file, or not the whole of it."""
-        content = self._read(self._path(place))
+    def read(self, place: str, num_bytes: int) -> bytearray | None:
+        """Returns a block of this size; None if there is no such file, or not the whole of it."""
+        content = self._read(self._path(place), num_bytes)
         if content is None:
             self._give_up(place)
         return content
@@ -53,12 +51,12 @@ class BlockFiles:
             if time.time_ns() - first.stat().st_mtime_ns > _MOST_WRITING_NS:
                 first.unlink()
 
-    def _read(self, path: Path) -> bytearray | None:
-        content = bytearray(self._block_bytes)
+    def _read(self, path: Path, num_bytes: int) -> bytearray | None:
+        content = bytearray(num_bytes)
         try:
             with path.open("rb") as file:
                 stat = os.fstat(file.fileno())
-                if stat.st_size != self._block_bytes + _SUM_BYTES or file.readinto(content) != self._block_bytes:
+                if stat.st_size != num_bytes + _SUM_BYTES or file.readinto(content) != num_bytes:
                     return None
                 if file.read() != zlib.crc32(content).to_bytes(_SUM_BYTES, "big"):
                     return None
@@ -78,7 +76,6 @@ class BlockFiles:
         Raises:
             OSError: it cannot be written.
         """
-        self._make_room()
         path = self._path(place)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{uuid.uuid4().hex}.partial")
@@ -89,19 +86,25 @@ class BlockFiles:
                     file.write(part)
                     total = zlib.crc32(part, total)
                 file.write(total.to_bytes(_SUM_BYTES, "big"))
+                num_bytes = file.tell()
             os.utime(partial, ns=(time.time_ns(), computed_ns))
             partial.replace(path)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
+        self._make_room(num_bytes)
 
     def _path(self, place: str, rank: int | None = None) -> Path:
         return self._folder / f"{place}.{self._rank if rank is None else rank}"
 
-    def _make_room(self) -> None:
-        """Now and then, deletes the files that were used least recently, if there are too many."""
+    def _make_room(self, num_bytes: int) -> None:
+        """Now and then, deletes the files that were used least recently, if there are too many.
+
+        Args:
+            num_bytes: size of the file that has just been written.
+        """
         with self._turn:
-            self._unseen += self._block_bytes
+            self._unseen += num_bytes
             if self._unseen < self._most_bytes * _BETWEEN_LOOKS:
                 return
             self._unseen = 0

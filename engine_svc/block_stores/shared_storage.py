@@ -13,9 +13,9 @@ from typing import Protocol
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend
 from engine_svc.block_stores.base import BlockStore
 from engine_svc.block_stores.block_files import BlockFiles
+from engine_svc.block_stores.movable import Copies, Items, Movable
 from engine_svc.plan import BlockTransfer, EndedTransfer, Transfers
 from engine_svc.transfer import Arrival
 from quire.errors import StartupError
@@ -32,10 +32,9 @@ _SILENT_SECONDS = 60.0  # between two warnings that blocks cannot be written
 
 
 class Blocks(Protocol):
-    """The blocks of a rank's caches, as bytes. What takes long is left to other threads than the caller's."""
+    """What a rank's device has blocks of, as bytes. What takes long is left to other threads than the caller's."""
 
-    @property
-    def num_bytes(self) -> int:
+    def num_bytes(self, block_id: int) -> int:
         """Size of a block."""
 
     def leave(self, block_ids: Sequence[int]) -> Callable[[], Iterator[Iterable[memoryview]]]:
@@ -46,20 +45,21 @@ class Blocks(Protocol):
             blocks may be changed at once.
         """
 
-    def enter(self, contents: Sequence[bytearray]) -> Callable[[Sequence[int]], None]:
-        """Prepares blocks for the device; may be called in another thread.
+    def enter(self, contents: Sequence[bytearray], block_ids: Sequence[int]) -> Callable[[], None]:
+        """Prepares blocks for the device's blocks with these ids; may be called in another thread.
 
         Returns:
-            A function that copies them to the device's blocks with these ids, in the order of its stream.
+            A function that copies them to the device, in the order of its stream.
         """
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Blocks that have been read: as many as were asked for, or fewer if one is missing."""
+    """Blocks that have been read."""
 
     num_blocks: int
-    enter: Callable[[Sequence[int]], None]
+    is_whole: bool  # as many as were asked for; otherwise one is missing
+    enter: Callable[[], None]
 
 
 @dataclass
@@ -82,7 +82,6 @@ class SharedStorage(BlockStore):
         self._blocks = blocks
         self._files = files
         self._readers, self._writers = readers, writers
-        self._most_at_once = max(1, _PIECE_BYTES // blocks.num_bytes)
         self._loads: dict[int, _Load] = {}
         self._ended: list[EndedTransfer] = []
         self._counting = threading.Lock()
@@ -116,13 +115,18 @@ class SharedStorage(BlockStore):
 
     def _save(self, save: BlockTransfer) -> None:
         """Saves as many of the first blocks as there is room for."""
-        count = min(len(save.block_ids), (_MOST_WAITING_BYTES - self._waiting_bytes) // self._blocks.num_bytes)
+        count = self._fitting(save.block_ids, _MOST_WAITING_BYTES - self._waiting_bytes)
         self._ended.append(EndedTransfer(save.key, count))
         if count:
-            size = count * self._blocks.num_bytes
+            size = sum(map(self._blocks.num_bytes, save.block_ids[:count]))
             self._count(size)
             copies = self._blocks.leave(save.block_ids[:count])
             self._writers.submit(self._write, list(map(_name, save.places[:count])), copies, size, time.time_ns())
+
+    def _fitting(self, block_ids: Sequence[int], most_bytes: int) -> int:
+        """How many of the first blocks have at most so many bytes."""
+        sizes = itertools.accumulate(map(self._blocks.num_bytes, block_ids))
+        return sum(1 for _ in itertools.takewhile(lambda size: size <= most_bytes, sizes))
 
     def _write(
         self,
@@ -147,61 +151,79 @@ class SharedStorage(BlockStore):
 
     def _read_on(self, load: BlockTransfer, first: int) -> Future[_Piece]:
         """Starts reading the next piece, from block `first` on."""
-        return self._readers.submit(self._read, list(map(_name, load.places[first : first + self._most_at_once])))
+        block_ids = load.block_ids[first:]
+        count = max(1, self._fitting(block_ids, _PIECE_BYTES))
+        return self._readers.submit(self._read, list(map(_name, load.places[first : first + count])), block_ids[:count])
 
-    def _read(self, places: Sequence[str]) -> _Piece:
-        found = list(itertools.takewhile(lambda content: content is not None, map(self._files.read, places)))
-        return _Piece(len(found), self._blocks.enter([content for content in found if content is not None]))
+    def _read(self, places: Sequence[str], block_ids: Sequence[int]) -> _Piece:
+        sizes = map(self._blocks.num_bytes, block_ids)
+        contents = list(itertools.takewhile(lambda content: content is not None, map(self._files.read, places, sizes)))
+        found = [content for content in contents if content is not None]
+        return _Piece(len(found), len(found) == len(places), self._blocks.enter(found, block_ids[: len(found)]))
 
     def _get_on(self, load: _Load) -> None:
         """Copies a piece to the device, and starts reading the next one."""
-        piece, first = load.reading.result(), load.num_blocks
-        load.num_blocks = end = first + piece.num_blocks
-        is_whole = piece.num_blocks == self._most_at_once
-        if is_whole and end < len(load.transfer.block_ids):
-            load.reading = self._read_on(load.transfer, end)
+        piece = load.reading.result()
+        load.num_blocks += piece.num_blocks
+        if piece.is_whole and load.num_blocks < len(load.transfer.block_ids):
+            load.reading = self._read_on(load.transfer, load.num_blocks)
         else:
             del self._loads[load.transfer.key]
-            self._ended.append(EndedTransfer(load.transfer.key, end))
-        if piece.num_blocks:
-            piece.enter(load.transfer.block_ids[first:end])
+            self._ended.append(EndedTransfer(load.transfer.key, load.num_blocks))
+        piece.enter()
 
 
-class CacheBlocks:
-    """The blocks of KV caches; see Blocks. A block's bytes are those of all layers, one behind the other."""
+class MovableBlocks:
+    """Blocks of KV caches and saved states; see Blocks. The bytes of one are those of its parts, in order."""
 
-    def __init__(self, attention: AttentionBackend, caches: Sequence[torch.Tensor]) -> None:
-        self._attention = attention
-        self._caches = caches
-        self._forms = [(each.shape, each.dtype, each.nbytes) for each in attention.blocks_on_host(caches, [0])]
-        self.num_bytes = sum(size for _, _, size in self._forms)
+    def __init__(self, device: Movable) -> None:
+        self._device = device
+
+    def num_bytes(self, block_id: int) -> int:
+        """See Blocks.num_bytes."""
+        return self._device.items_of(block_id).num_bytes
 
     def leave(self, block_ids: Sequence[int]) -> Callable[[], Iterator[Iterable[memoryview]]]:
         """See Blocks.leave."""
-        layers = self._attention.blocks_on_host(self._caches, block_ids)
-        arrival = Arrival(self._attention.shape.device)
+        copies, arrival = self._device.on_host(block_ids), Arrival(self._device.device)
+        blocks, states = self._device.split(block_ids)
 
         def wait() -> Iterator[Iterable[memoryview]]:
             arrival.wait()
-            for block in zip(*(layer.split(1, self._attention.block_dimension) for layer in layers), strict=True):
-                yield (memoryview(part.contiguous().view(torch.uint8).numpy()).cast("B") for part in block)
+            for index in range(len(blocks)):
+                yield (_bytes(part.narrow(self._device.blocks.dimension, index, 1)) for part in copies.blocks)
+            for index in range(len(states)):
+                yield (_bytes(part.narrow(self._device.states.dimension, index, 1)) for part in copies.states)
 
         return wait
 
-    def enter(self, contents: Sequence[bytearray]) -> Callable[[Sequence[int]], None]:
+    def enter(self, contents: Sequence[bytearray], block_ids: Sequence[int]) -> Callable[[], None]:
         """See Blocks.enter."""
-        blocks = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
-        layers, start = [], 0
-        for shape, dtype, size in self._forms if blocks else ():
-            parts = [block[start : start + size].view(dtype).view(shape) for block in blocks]
-            layers.append(torch.cat(parts, self._attention.block_dimension))
-            start += size
-        return lambda block_ids: self._attention.put_blocks(layers, self._caches, block_ids)
+        num_blocks = len(self._device.split(block_ids)[0])
+        copies = Copies(
+            _joined(contents[:num_blocks], self._device.blocks), _joined(contents[num_blocks:], self._device.states)
+        )  # fmt: skip
+        return lambda: self._device.put(copies, block_ids)
 
 
-def open_storage(
-    attention: AttentionBackend, caches: Sequence[torch.Tensor], config: KvTransferConfig, rank: int
-) -> SharedStorage:
+def _bytes(part: torch.Tensor) -> memoryview:
+    return memoryview(part.contiguous().view(torch.uint8).numpy()).cast("B")
+
+
+def _joined(contents: Sequence[bytearray], items: Items) -> list[torch.Tensor]:
+    """The parts of items, as Items.taken returns them, from the bytes of each."""
+    if not contents or not items.forms:
+        return []
+    found, start = [], 0
+    every = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
+    for form in items.forms:
+        parts = [each[start : start + form.num_bytes].view(form.dtype).view(form.shape) for each in every]
+        found.append(torch.cat(parts, items.dimension))
+        start += form.num_bytes
+    return found
+
+
+def open_storage(device: Movable, config: KvTransferConfig, rank: int) -> SharedStorage:
     """Creates the store of a rank of a worker.
 
     Args:
@@ -210,14 +232,14 @@ def open_storage(
     Raises:
         StartupError: the folder does not exist and cannot be created.
     """
-    blocks, storage = CacheBlocks(attention, caches), config.kv_connector_extra_config
+    storage = config.kv_connector_extra_config
     try:
         storage.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StartupError(f"shared_storage_path of --kv-transfer-config cannot be used: {error}.") from error
-    files = BlockFiles(storage.folder, rank, blocks.num_bytes, storage.max_gib * 2**30)
+    files = BlockFiles(storage.folder, rank, storage.max_gib * 2**30)
     readers, writers = ThreadPoolExecutor(_THREADS, "kv-readers"), ThreadPoolExecutor(_THREADS, "kv-writers")
-    return SharedStorage(blocks, files, readers, writers)
+    return SharedStorage(MovableBlocks(device), files, readers, writers)
 
 
 def _name(place: int | bytes) -> str:

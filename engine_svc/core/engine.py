@@ -81,7 +81,7 @@ class Engine:
         self._facts = facts
         self._clock = clock
         if connector is None and facts.num_host_blocks:
-            connector = HostTier(facts.num_host_blocks)
+            connector = HostTier(facts.num_host_blocks, facts.num_host_snapshots)
         self._kv_cache = KvCacheManager(facts, options.cache, connector, clock)
         self._policy = POLICIES[options.scheduler.scheduling_policy]()
         self._drafter = drafter

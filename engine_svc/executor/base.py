@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine_svc.executor.choice import choose_executor
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.plan import CacheSize, KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.upkeep import Upkeep
 from quire.options.engine import EngineOptions
 from quire.options.executor import EXECUTOR_NAMES
@@ -54,11 +54,8 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
-        """Allocates a KV cache of `num_blocks` blocks, and its second tier, on every rank, and warms up the kernels.
-
-        Args:
-            num_snapshots: places for saved states of recurrent layers.
+    def allocate(self, size: CacheSize) -> None:
+        """Allocates the KV cache, its second tier and places for states on every rank, and warms up the kernels.
 
         Raises:
             StartupError: there is not enough host memory.

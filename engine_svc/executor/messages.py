@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.plan import CacheSize, KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.upkeep import Upkeep
 from quire.options.engine import EngineOptions
 from quire.options.log import LogOptions
@@ -34,9 +34,7 @@ class Proceed(msgspec.Struct, tag=True):
 class Allocate(msgspec.Struct, tag=True):
     """Allocate the KV cache."""
 
-    num_blocks: int
-    num_host_blocks: int
-    num_snapshots: int
+    size: CacheSize
 
 
 class Step(msgspec.Struct, tag=True):

@@ -111,7 +111,7 @@ class RankProcess:
             return Done
         if not isinstance(command, Allocate):
             raise RuntimeError(f"{type(command).__name__} was received unexpectedly")
-        self._rank.allocate(command.num_blocks, command.num_host_blocks, command.num_snapshots)
+        self._rank.allocate(command.size)
         return Done
 
     def _receive_masks(self) -> TokenMasks:

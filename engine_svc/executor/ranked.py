@@ -29,7 +29,7 @@ from engine_svc.executor.messages import (
 )
 from engine_svc.executor.ranks import RankGroup, RankWatch
 from engine_svc.parallel.layout import layout_of
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.plan import CacheSize, KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.upkeep import Upkeep
 from quire.errors import StartupError
 from quire.log import log_options
@@ -106,9 +106,9 @@ class RankedExecutor(Executor):
             self._receive(_LOAD_SECONDS, turn)
         self._send_all(Proceed())
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
+    def allocate(self, size: CacheSize) -> None:
         """See Executor.allocate."""
-        self._send_all(Allocate(num_blocks, num_host_blocks, num_snapshots))
+        self._send_all(Allocate(size))
         self._receive(self._step_seconds)
 
     def submit(self, plan: StepPlan) -> None:

@@ -10,7 +10,7 @@ from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.memory_ahead import memory_ahead
 from engine_svc.parallel.layout import layout_of
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.plan import CacheSize, KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.upkeep import Upkeep
 from quire.collection import without_collection
 from quire.errors import StartupError
@@ -59,9 +59,9 @@ class UniprocExecutor(Executor):
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StartupError(f"Not enough memory for the model's weights: {error}") from error
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
+    def allocate(self, size: CacheSize) -> None:
         """See Executor.allocate."""
-        self._loaded().allocate(num_blocks, num_host_blocks, num_snapshots)
+        self._loaded().allocate(size)
 
     def submit(self, plan: StepPlan) -> None:
         """See Executor.submit."""

@@ -23,6 +23,11 @@ class BlockPool:
         """Blocks with at least one reference."""
         return self.num_blocks - self.num_free
 
+    @property
+    def next_free(self) -> int:
+        """The free block that will be taken first; no block's number if there is none."""
+        return self._next[self._anchor]
+
     def references(self, block: int) -> int:
         """Number of references to the block."""
         return self._references[block]

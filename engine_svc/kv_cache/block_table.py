@@ -36,6 +36,7 @@ class BlockTable:
         "num_loaded",
         "num_released",
         "snapshots",
+        "state",
     )
 
     def __init__(
@@ -61,6 +62,7 @@ class BlockTable:
         # States of recurrent layers: see snapshots.py.
         self.branch = 0  # cached blocks end here, but no state is saved: other prompts may have the same beginning
         self.snapshots: list[AwaitedState] = []
+        self.state: int | None = None  # number of the saved ones that it begins with, until it does: see DeviceTier
         self.last_snapshot = b""  # hash of the prefix whose state it saved last
 
     def __len__(self) -> int:

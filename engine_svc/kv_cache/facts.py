@@ -20,3 +20,4 @@ class KvCacheFacts:
     # tokens, which are whole blocks. Without saved states, no sequence of such a model begins with cached blocks.
     num_snapshots: int = 0
     snapshot_tokens: int = 0
+    num_host_snapshots: int = 0  # saved states in the second tier

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from engine_svc.kv_cache.block_name import BlockName
-from engine_svc.kv_cache.block_pool import BlockPool
+from engine_svc.kv_cache.block_name import STATES, BlockName
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.connectors.none import NoConnector
+from engine_svc.kv_cache.device_tier import DeviceTier
 from engine_svc.kv_cache.events import BlockContent, CacheContents, Changes, EventRecorder, Tier
 from engine_svc.kv_cache.facts import KvCacheFacts
-from engine_svc.kv_cache.prefix import Prefix
-from engine_svc.kv_cache.prefix_cache import PrefixCache
+from engine_svc.kv_cache.prefix import ABSENT, Prefix
 from engine_svc.kv_cache.prefix_search import PrefixSearch
-from engine_svc.kv_cache.snapshots import StateSnapshots
 from engine_svc.kv_cache.transfers import TransfersUnderWay
 from engine_svc.layer_groups import most_blocks, tokens_under_way
 from engine_svc.plan import EndedTransfer, Transfers
@@ -47,41 +44,34 @@ class KvCacheManager:
         may overestimate what is cached.
 
         Args:
-            connector: supported only for models without recurrent layers.
             clock: returns seconds; the deadlines of awaited blocks are measured on it.
-
-        Raises:
-            ValueError: the model does not support a connector.
         """
-        if connector is not None and facts.has_states:
-            raise ValueError("a connector keeps blocks of layers, and not the states that go with them")
         self.block_size = facts.block_size
         self._has_states = facts.has_states
         # Whether blocks are kept for sequences with the same beginning.
         self.is_caching = options.enable_prefix_caching and (not facts.has_states or facts.num_snapshots > 0)
         # Multiples of tokens after which states are saved; 0 if none are.
         self.snapshot_tokens = facts.snapshot_tokens if self.is_caching and facts.has_states else 0
-        self._snapshots = StateSnapshots(facts.num_snapshots)
         self._windows = facts.windows
         self._has_windows = any(window is not None for window in self._windows)
         self._tokens_under_way = tokens_under_way(facts.max_num_batched_tokens, facts.num_stages)
-        self._pool = BlockPool(facts.num_blocks)
         self._records_contents = options.events().is_on
-        self._recorder = EventRecorder(connector.recorder if connector else None)
-        self._caches = [PrefixCache(None if group else self._recorder.device) for group in range(len(self._windows))]
         self._connector = connector or NoConnector()
-        self._search = PrefixSearch(self._windows, self.block_size, self._caches, self._connector)
-        self._transfers = TransfersUnderWay(self._connector, self._pool, self._caches, clock)
+        self._recorder = EventRecorder(self._connector.recorder)
+        self._device = DeviceTier(facts, self._recorder.device, self._connector.keep)
+        self._search = PrefixSearch(self._windows, self.block_size, self._device.caches, self._connector)
+        self._transfers = TransfersUnderWay(self._connector, self._device, clock)
+        self._beginning: list[int] = []  # states that sequences begin with in the step that is being planned
 
     @property
     def num_blocks(self) -> int:
         """Total number of blocks."""
-        return self._pool.num_blocks
+        return self._device.pool.num_blocks
 
     @property
     def num_used_blocks(self) -> int:
         """Blocks held by live sequences or transfers."""
-        return self._pool.num_used
+        return self._device.pool.num_used
 
     @property
     def has_connector(self) -> bool:
@@ -110,34 +100,42 @@ class KvCacheManager:
             return Prefix()
         self._extend_hashes(table, token_ids)
         wanted = table.hashes[: (len(token_ids) - 1) // self.block_size]
-        count, snapshot = self._search.longest(wanted), -1
-        if self._has_states:
-            count, snapshot = self._with_state(table, wanted, count)
+        count, state = self._longest(table, wanted)
         if self.has_connector:
-            found = self._search.prefix(wanted[: self._search.longest(wanted, elsewhere=True)], count)
-            if found.num_loaded > 0 and (not found.is_awaited or (may_await and not table.has_awaited)):
-                return self._with_contents(found, table, token_ids)
-        return self._search.prefix(wanted[:count], count, snapshot) if count else Prefix()
+            most, where = self._longest(table, wanted, elsewhere=True)
+            if most > count:
+                found = self._search.prefix(wanted[:most], count, where)
+                if not found.is_awaited or (may_await and not table.has_awaited):
+                    return self._with_contents(found, table, token_ids)
+        return self._search.prefix(wanted[:count], count, state) if count else Prefix()
+
+    def _longest(self, table: BlockTable, wanted: list[bytes], elsewhere: bool = False) -> tuple[int, int | None]:
+        """The longest prefix that a sequence can begin with, in blocks, and the states after it: see Prefix.state.
+
+        Args:
+            elsewhere: what the connector has counts as well, if there is room to load it.
+        """
+        longest = self._search.longest(wanted, elsewhere)
+        if not self._has_states:
+            return longest, None
+        every = self.snapshot_tokens // self.block_size
+        table.branch = longest // every * self.snapshot_tokens
+        may_load = elsewhere and self._device.snapshots.has_free
+        for count in range(longest // every * every, 0, -every):
+            state = self._device.state_after(wanted[count - 1])
+            if state is None and may_load and self._connector.has(BlockName(wanted[count - 1], STATES)):
+                state = ABSENT
+            if state is None or (self._has_windows and self._search.longest(wanted[:count], elsewhere) < count):
+                continue
+            return count, state
+        return 0, None
 
     def _with_contents(self, found: Prefix, table: BlockTable, token_ids: Sequence[int]) -> Prefix:
+        """Notes what the blocks hold that are loaded, if the events tell it."""
         if not self._records_contents:
             return found
         indices = (index for index, group in found.absent() if not group)
         return replace(found, contents={index: self._content(table, token_ids, index) for index in indices})
-
-    def _with_state(self, table: BlockTable, wanted: list[bytes], longest: int) -> tuple[int, int]:
-        """The longest cached prefix after which a state is saved, and the state's place; -1 if there is none.
-
-        Args:
-            longest: longest cached prefix, in blocks.
-        """
-        every = self.snapshot_tokens // self.block_size
-        table.branch = longest // every * self.snapshot_tokens
-        for count in range(longest // every * every, 0, -every):
-            place = self._snapshots.find(wanted[count - 1])
-            if place is not None and (not self._has_windows or self._search.longest(wanted[:count]) == count):
-                return count, place
-        return 0, -1
 
     def allocate(self, table: BlockTable, num_tokens: int, found: Prefix | None = None) -> list[list[int]] | None:
         """Extends the table until it holds `num_tokens`.
@@ -153,10 +151,10 @@ class KvCacheManager:
             return []  # as in most steps of most sequences
         found = found or Prefix()
         missing = -(-num_tokens // self.block_size) - len(table) - len(found)
-        if missing * len(self._windows) + self._cost(found) > self._pool.num_free:
+        if missing * len(self._windows) + self._cost(found) > self._device.pool.num_free:
             return None
         self._begin(table, found)
-        added = [[self._take() for _ in range(missing)] for _ in self._windows]
+        added = [[self._device.take_block() for _ in range(missing)] for _ in self._windows]
         for block_ids, blocks in zip(table.block_ids, added, strict=True):
             block_ids.extend(blocks)
         return added if missing > 0 else []
@@ -183,11 +181,11 @@ class KvCacheManager:
         if num_tokens % self.snapshot_tokens or table.is_private:
             return None
         last = num_tokens // self.block_size - 1
-        if last < len(table.hashes) and self._snapshots.find(table.hashes[last]) is not None:
+        if last < len(table.hashes) and self._device.snapshots.find(table.hashes[last]) is not None:
             return None
         # The state before the last token of the prompt serves those who send it again.
         keeps_last = num_tokens - self.snapshot_tokens < num_prompt_tokens <= num_tokens
-        return self._snapshots.await_one(table, num_tokens, replaces_last=not keeps_last)
+        return self._device.snapshots.await_one(table, num_tokens, replaces_last=not keeps_last)
 
     def await_blocks(self, table: BlockTable, found: Prefix) -> None:
         """Has an empty table wait for what is absent of a prefix, and then begin with the whole: see `take_arrivals`.
@@ -213,7 +211,7 @@ class KvCacheManager:
     def can_extend(self, table: BlockTable, num_tokens: int) -> bool:
         """Whether `allocate` would extend the table to `num_tokens` now."""
         missing = -(-num_tokens // self.block_size) - len(table)
-        return missing * len(self._windows) <= self._pool.num_free
+        return missing * len(self._windows) <= self._device.pool.num_free
 
     def has_room(self, table: BlockTable, num_tokens: int, found: Prefix | None = None) -> bool:
         """Whether a sequence can reach `num_tokens` if others allocate nothing in the meantime."""
@@ -223,12 +221,12 @@ class KvCacheManager:
         for group, window in enumerate(self._windows):
             most = most_blocks(window, num_tokens, self.block_size, self._tokens_under_way)
             missing += min(needed, max(0, most - table.num_held(group) - found.num_held(group)))
-        return missing + self._cost(found) <= self._pool.num_free
+        return missing + self._cost(found) <= self._device.pool.num_free
 
     def _cost(self, found: Prefix) -> int:
         """Free blocks that the prefix takes: cached ones without references, and those that a connector loads into."""
-        num_absent = sum(1 for _ in found.absent())
-        return num_absent + sum(1 for block in found.held if not self._pool.references(block))
+        num_absent = sum(1 for _, group in found.absent() if group != STATES)
+        return num_absent + sum(1 for block in found.blocks if not self._device.pool.references(block))
 
     def _begin(self, table: BlockTable, found: Prefix) -> None:
         """Begins a table without blocks with a prefix, which is loaded before the step computes; else does nothing."""
@@ -239,27 +237,32 @@ class KvCacheManager:
             table.num_released = [0] * len(self._windows)
             return
         loaded = self._hold(table, found)
-        if found.snapshot >= 0:
-            self._snapshots.use(found.snapshot)
         if loaded:
             self._connector.load(0, found.names(table.hashes), loaded)
-            found.publish(table.hashes, loaded, self._caches)
-        found.give(table, loaded)
+            self._device.publish(found, table.hashes, loaded)
+        self._device.begin(table, found, loaded)
 
     def _hold(self, table: BlockTable, found: Prefix) -> list[int]:
-        """Gives the blocks of a prefix a reference, and takes blocks to load the rest into, which it returns."""
-        for block in found.held:
-            self._pool.share(block)
-        names = found.names(table.hashes)
-        self._connector.pin(names)
-        return [self._take() for _ in names]
+        """Adds references to what is on the device of a prefix, and takes what the rest is loaded into."""
+        self._device.share(found.held)
+        self._connector.pin(found.names(table.hashes))
+        return self._device.take_absent(found)
+
+    def begin_states(self, table: BlockTable) -> int:
+        """The place of the saved states that a sequence begins with in the step that is being planned; -1 for none."""
+        if table.state is None:
+            return -1
+        number, table.state = table.state, None
+        self._beginning.append(number)
+        return self._device.place_of(number)
 
     def book(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """After a step, makes newly full blocks findable and releases those that a sliding window has passed."""
         if self.is_caching and num_computed_tokens >= (table.num_findable + 1) * self.block_size:
             self.make_findable(table, token_ids, num_computed_tokens)
         if table.snapshots:
-            self._snapshots.arrive(table, num_computed_tokens, self.block_size)
+            for block_hash, place in self._device.snapshots.arrive(table, num_computed_tokens, self.block_size):
+                self._save([BlockName(block_hash, STATES)], [self.num_blocks + place])
         if self._has_windows:
             self.release_passed(table, num_computed_tokens)
 
@@ -270,11 +273,14 @@ class KvCacheManager:
             return
         if len(table.hashes) < full:
             self._extend_hashes(table, token_ids)
-        self._save(table, full)
-        for index in range(table.num_findable, full):
+        new = range(table.num_findable, full)
+        if self.has_connector:
+            names = [BlockName(table.hashes[index], group) for index in new for group in range(len(self._windows))]
+            self._save(names, [block_ids[index] for index in new for block_ids in table.block_ids])
+        for index in new:
             parent = table.hashes[index - 1] if index else b""
             content = self._content(table, token_ids, index) if self._records_contents else None
-            for cache, block_ids in zip(self._caches, table.block_ids, strict=True):
+            for cache, block_ids in zip(self._device.caches, table.block_ids, strict=True):
                 cache.store(block_ids[index], table.hashes[index], parent, content)
         table.num_findable = full
 
@@ -285,15 +291,10 @@ class KvCacheManager:
     def _extend_hashes(self, table: BlockTable, token_ids: Sequence[int]) -> None:
         extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt, table.contents, table.adapter)
 
-    def _save(self, table: BlockTable, full: int) -> None:
-        """Starts saving those blocks, among the ones about to become findable, that the connector wants."""
-        if not self.has_connector:
-            return
-        new = range(table.num_findable, full)
-        names = [BlockName(table.hashes[index], group) for index in new for group in range(len(self._windows))]
+    def _save(self, names: Sequence[BlockName], numbers: Sequence[int]) -> None:
+        """Starts saving those, among what has just been computed, that the connector wants."""
         if wanted := self._connector.wants(names):
-            blocks = [block_ids[index] for index in new for block_ids in table.block_ids]
-            self._transfers.save([names[index] for index in wanted], [blocks[index] for index in wanted])
+            self._transfers.save([names[index] for index in wanted], [numbers[index] for index in wanted])
 
     def release_passed(self, table: BlockTable, num_computed_tokens: int) -> None:
         """Releases blocks that no further token of the sequence, or of a fork made now, will see."""
@@ -302,7 +303,7 @@ class KvCacheManager:
                 continue
             passed = (num_computed_tokens - window + 1) // self.block_size - 1  # a fork begins one block earlier
             for block in table.block_ids[group][table.num_released[group] : max(0, passed)]:
-                self._pool.release(block, keep=block in self._caches[group])
+                self._device.pool.release(block, keep=block in self._device.caches[group])
             table.num_released[group] = max(table.num_released[group], passed)
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
@@ -320,15 +321,18 @@ class KvCacheManager:
         child.num_findable = min(table.num_findable, shared)
         child.is_private = table.is_private
         for block in child.held:
-            self._pool.share(block)
+            self._device.pool.share(block)
         return child
 
     def free(self, table: BlockTable) -> None:
         """Releases all the table's blocks. Those at the sequence's end are overwritten before those at its start."""
-        for cache, block_ids, released in zip(self._caches, table.block_ids, table.num_released, strict=False):
+        for cache, block_ids, released in zip(self._device.caches, table.block_ids, table.num_released, strict=False):
             for block in reversed(block_ids[released:]):
-                self._pool.release(block, keep=block in cache)
-        self._snapshots.abandon(table)
+                self._device.pool.release(block, keep=block in cache)
+        self._device.snapshots.abandon(table)
+        if table.state is not None:
+            self._device.release([table.state])
+            table.state = None
         table.block_ids, table.num_released, table.num_findable = [], [], 0
         table.is_private = False
 
@@ -341,9 +345,7 @@ class KvCacheManager:
         for table in tables:
             table.is_private = bool(table.block_ids)
         if self.is_caching:
-            for cache in self._caches:
-                cache.clear()
-            self._snapshots.clear()
+            self._device.clear()
             self._connector.clear()
             self._transfers.abandon_all()
             self._recorder.cleared()
@@ -354,7 +356,9 @@ class KvCacheManager:
         return self._transfers.is_active
 
     def take_transfers(self) -> Transfers:
-        """Returns the transfers that the next step begins with."""
+        """Returns the transfers that the step that has been planned begins with."""
+        self._device.release(self._beginning)
+        self._beginning = []
         return self._connector.take_transfers()
 
     def end_transfers(self, ends: Sequence[EndedTransfer]) -> None:
@@ -367,7 +371,7 @@ class KvCacheManager:
 
     def contents(self) -> CacheContents:
         """Everything that is findable now."""
-        hashes = {Tier.DEVICE: self._caches[0].hashes(), Tier.HOST: self._connector.hashes()}
+        hashes = {Tier.DEVICE: self._device.caches[0].hashes(), Tier.HOST: self._connector.hashes()}
         return CacheContents(hashes, self._recorder.digests())
 
     def check(self, tables: Sequence[BlockTable]) -> None:
@@ -379,21 +383,5 @@ class KvCacheManager:
         Raises:
             RuntimeError: a block leaked, was freed twice, or has a reference without a holder.
         """
-        self._pool.check()
-        for cache in self._caches:
-            cache.check()
         self._connector.check()
-        self._snapshots.check(list(tables))
-        held = Counter(itertools.chain(self._transfers.held, *(table.held for table in tables)))
-        wrong = [block for block in range(self.num_blocks) if self._pool.references(block) != held[block]]
-        if wrong:
-            raise RuntimeError(f"blocks {wrong[:10]} have another number of references than holders")
-
-    def _take(self) -> int:
-        block = self._pool.take()
-        for group, cache in enumerate(self._caches):
-            block_hash = cache.forget(block)
-            if block_hash is not None:
-                self._connector.keep(BlockName(block_hash, group), block)
-                break
-        return block
+        self._device.check(tables, itertools.chain(self._transfers.held, self._beginning))

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine_svc.kv_cache.block_name import BlockName
-from engine_svc.kv_cache.block_table import BlockTable
+from engine_svc.kv_cache.block_name import STATES, BlockName
 from engine_svc.kv_cache.events import BlockContent
-from engine_svc.kv_cache.prefix_cache import PrefixCache
 
 ABSENT = -1  # in place of a block that a connector loads
 
@@ -24,7 +22,8 @@ class Prefix:
         wait_seconds: None means that blocks are loaded before the step computes. Otherwise the sequence waits for
             them, at most this long, and computes itself what has not arrived by then.
         contents: what the first group's blocks that are loaded hold, by their index, if the events tell it.
-        snapshot: place of the saved state of recurrent layers after these blocks; -1 if there are none.
+        state: number of the saved states of recurrent layers after these blocks, see DeviceTier; ABSENT if a connector
+            loads them, and None if the model has no such layers.
     """
 
     block_ids: list[list[int]] = field(default_factory=list)
@@ -32,7 +31,7 @@ class Prefix:
     num_on_device: int = 0
     wait_seconds: float | None = None
     contents: Mapping[int, BlockContent] = field(default_factory=dict)
-    snapshot: int = -1
+    state: int | None = None
 
     def __len__(self) -> int:
         return len(self.block_ids[0]) if self.block_ids else 0
@@ -48,7 +47,7 @@ class Prefix:
         return len(self) - self.num_on_device
 
     @property
-    def held(self) -> list[int]:
+    def blocks(self) -> list[int]:
         """The blocks on the device that a table beginning with this prefix refers to."""
         return [
             block
@@ -57,41 +56,25 @@ class Prefix:
             if block != ABSENT
         ]
 
+    @property
+    def held(self) -> list[int]:
+        """The numbers of these blocks, and of the states on the device."""
+        return self.blocks if self.state is None or self.state == ABSENT else [*self.blocks, self.state]
+
     def num_held(self, group: int) -> int:
         """Number of blocks of a group that a table beginning with this prefix refers to, once they are loaded."""
         return len(self.block_ids[group]) - self.first[group] if self.block_ids else 0
 
     def absent(self) -> Iterator[tuple[int, int]]:
-        """The index and the group of each block that is loaded, in the order of their indices."""
+        """The index and the group of each block that is loaded, in the order of their indices; last the states."""
         if self.num_loaded:
             for index in range(len(self)):
                 for group, block_ids in enumerate(self.block_ids):
                     if block_ids[index] == ABSENT:
                         yield index, group
+            if self.state == ABSENT:
+                yield len(self) - 1, STATES
 
     def names(self, hashes: Sequence[bytes]) -> list[BlockName]:
-        """The names of the blocks that are loaded, given the hashes of the prefix."""
+        """The names of what is loaded, given the hashes of the prefix."""
         return [BlockName(hashes[index], group) for index, group in self.absent()]
-
-    def publish(self, hashes: Sequence[bytes], loaded: Sequence[int], caches: Sequence[PrefixCache]) -> None:
-        """Makes loaded blocks findable.
-
-        Args:
-            hashes: of the prefix.
-            loaded: the first of the blocks that were absent.
-            caches: of each group of layers.
-        """
-        for (index, group), block in zip(self.absent(), loaded, strict=False):
-            parent, content = hashes[index - 1] if index else b"", self.contents.get(index)
-            caches[group].store(block, hashes[index], parent, content)
-
-    def give(self, table: BlockTable, loaded: Sequence[int]) -> None:
-        """Begins an empty table with these blocks, to all of which it now refers.
-
-        Args:
-            loaded: blocks in place of those that were absent.
-        """
-        table.block_ids = [list(block_ids) for block_ids in self.block_ids]
-        for (index, group), block in zip(self.absent(), loaded, strict=True):
-            table.block_ids[group][index] = block
-        table.num_released, table.num_findable = list(self.first), len(self)

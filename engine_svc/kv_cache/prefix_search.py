@@ -47,21 +47,21 @@ class PrefixSearch:
             count = self._leading(group, hashes[:count], elsewhere)
         return self._seen(hashes, count, elsewhere) if self._limited else count
 
-    def prefix(self, hashes: Sequence[bytes], num_on_device: int, snapshot: int = -1) -> Prefix:
+    def prefix(self, hashes: Sequence[bytes], num_on_device: int, state: int | None = None) -> Prefix:
         """The prefix of all these blocks, each of which is on the device if possible.
 
         Args:
             hashes: as many as `longest` has found.
-            num_on_device, snapshot: see Prefix.
+            num_on_device, state: see Prefix.
         """
         first = [self._first_seen(group, len(hashes)) for group in range(len(self._windows))]
         block_ids = [
             [0] * start + [ABSENT if (block := cache.get(each)) is None else block for each in hashes[start:]]
             for start, cache in zip(first, self._caches, strict=True)
         ]
-        count = sum(each.count(ABSENT) for each in block_ids)
+        count = sum(each.count(ABSENT) for each in block_ids) + (state == ABSENT)
         wait_seconds = self._connector.wait_seconds(count) if count else None
-        return Prefix(block_ids, first, num_on_device, wait_seconds, snapshot=snapshot)
+        return Prefix(block_ids, first, num_on_device, wait_seconds, state=state)
 
     def _leading(self, group: int, hashes: Sequence[bytes], elsewhere: bool) -> int:
         """How many of the first blocks are cached, without a gap."""

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from engine_svc.layer_groups import most_blocks, tokens_under_way
-from engine_svc.plan import KvCacheSpec
+from engine_svc.plan import CacheSize, KvCacheSpec
 from quire.errors import StartupError
 from quire.options.cache import CacheOptions
 from quire.options.engine import EngineOptions
@@ -33,6 +33,7 @@ class KvCacheSize:
         num_tokens: tokens that the blocks hold when all sequences have the maximum length.
         num_snapshots: places for saved states of recurrent layers, and `snapshot_tokens`, the multiples of tokens after
             which states are saved; 0 without the prefix cache or such layers.
+        num_host_blocks, num_host_snapshots: the same in host memory.
     """
 
     num_blocks: int
@@ -41,6 +42,12 @@ class KvCacheSize:
     num_host_blocks: int = 0
     num_snapshots: int = 0
     snapshot_tokens: int = 0
+    num_host_snapshots: int = 0
+
+    @property
+    def allocated(self) -> CacheSize:
+        """What each rank allocates."""
+        return CacheSize(self.num_blocks, self.num_host_blocks, self.num_snapshots, self.num_host_snapshots)
 
 
 def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
@@ -52,8 +59,7 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
             conflict.
     """
     cache, scheduler = options.cache, options.scheduler
-    _check_swap(spec, cache)
-    _check_transfer(spec, cache)
+    _check_tiers(cache)
     # A running sequence has as many states as a step may verify tokens of it.
     state_bytes = spec.state_bytes // (scheduler.max_num_seqs * options.speculative.most_query_len)
     num_snapshots = _num_snapshots(spec, options, state_bytes)
@@ -70,31 +76,37 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
     size = replace(
         size,
         num_tokens=int(sequences * -(-size.max_model_len // spec.block_size) * spec.block_size),
-        num_host_blocks=int(cache.swap_space * 2**30) // max(1, spec.bytes_per_block),
         num_snapshots=num_snapshots,
         snapshot_tokens=-(-cache.mamba_block_size // spec.block_size) * spec.block_size if num_snapshots else 0,
     )
     _check_budget(size, spec.max_num_batched_tokens, scheduler)
-    return size
+    return _with_host_tier(size, spec.bytes_per_block, state_bytes, int(cache.swap_space * 2**30))
 
 
-def _check_swap(spec: KvCacheSpec, cache: CacheOptions) -> None:
+def _with_host_tier(size: KvCacheSize, block_bytes: int, state_bytes: int, num_bytes: int) -> KvCacheSize:
+    """Divides host memory among blocks and saved states, in the proportion that they have on the device."""
+    on_device = size.num_blocks * block_bytes + size.num_snapshots * state_bytes
+    if not num_bytes or not on_device:
+        return size
+    return replace(
+        size, num_host_blocks=size.num_blocks * num_bytes // on_device,
+        num_host_snapshots=size.num_snapshots * num_bytes // on_device,
+    )  # fmt: skip
+
+
+def _check_tiers(cache: CacheOptions) -> None:
+    """Checks the options that keep blocks elsewhere than on the device.
+
+    Raises:
+        StartupError: they conflict.
+    """
+    flag = "--kv-transfer-config"
     if cache.swap_space and not cache.enable_prefix_caching:
         raise StartupError("--swap-space stores blocks of the prefix cache: it needs --enable-prefix-caching.")
-    if cache.swap_space and spec.state_bytes:
-        raise StartupError("--swap-space does not support models with recurrent layers; leave it out.")
-
-
-def _check_transfer(spec: KvCacheSpec, cache: CacheOptions) -> None:
-    if not cache.transfer().is_on:
-        return
-    flag = "--kv-transfer-config"
-    if not cache.enable_prefix_caching:
+    if cache.transfer().is_on and not cache.enable_prefix_caching:
         raise StartupError(f"{flag} exchanges blocks of the prefix cache: it needs --enable-prefix-caching.")
-    if cache.swap_space:
+    if cache.transfer().is_on and cache.swap_space:
         raise StartupError(f"{flag} and --swap-space both keep blocks that the device forgets; leave out one of them.")
-    if spec.state_bytes:
-        raise StartupError(f"{flag} does not support models with recurrent layers; leave it out.")
 
 
 def _beside_states(spec: KvCacheSpec, options: EngineOptions) -> int:

@@ -1,4 +1,4 @@
-"""Block transfers that outlast a step: who holds their blocks, which tables wait for them, and until when."""
+"""Transfers that outlast a step: who holds their blocks and states, which tables wait for them, and until when."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine_svc.kv_cache.block_name import BlockName
-from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.connectors.base import KvConnector
+from engine_svc.kv_cache.device_tier import DeviceTier
 from engine_svc.kv_cache.prefix import Prefix
-from engine_svc.kv_cache.prefix_cache import PrefixCache
 from engine_svc.plan import EndedTransfer
 
 
@@ -32,17 +31,13 @@ class TransfersUnderWay:
     that it will begin with are held for it.
     """
 
-    def __init__(
-        self, connector: KvConnector, pool: BlockPool, caches: Sequence[PrefixCache], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, connector: KvConnector, device: DeviceTier, clock: Callable[[], float]) -> None:
         """
         Args:
-            caches: of each group of layers.
             clock: returns seconds.
         """
         self._connector = connector
-        self._pool = pool
-        self._caches = caches
+        self._device = device
         self._clock = clock
         self._keys = itertools.count(1)
         self._held: dict[int, Sequence[int]] = {}  # transfer key → the blocks that it moves
@@ -64,7 +59,7 @@ class TransfersUnderWay:
 
         Args:
             found: its blocks on the device have one more reference, for the table.
-            block_ids: blocks just taken from the pool, to load into.
+            block_ids: just taken, to load into.
             wait_seconds: the table waits at most this long.
         """
         key = next(self._keys)
@@ -73,9 +68,8 @@ class TransfersUnderWay:
         self._connector.load(key, found.names(table.hashes), block_ids)
 
     def save(self, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
-        """Starts saving blocks that are full and computed."""
-        for block in block_ids:
-            self._pool.share(block)
+        """Starts saving blocks that are full and computed, or states."""
+        self._device.share(block_ids)
         key = next(self._keys)
         self._held[key] = block_ids
         self._connector.save(key, names, block_ids)
@@ -83,7 +77,7 @@ class TransfersUnderWay:
     def abandon(self, table: BlockTable) -> None:
         """Stops a table's waiting; does nothing if it does not wait."""
         if awaited := self._awaited.pop(table, None):
-            self._release(awaited.found.held)
+            self._device.release(awaited.found.held)
             self._connector.cancel(awaited.key)
         elif table in self._arrived:
             self._arrived.remove(table)
@@ -92,7 +86,7 @@ class TransfersUnderWay:
         """Cancels all transfers; tables that wait continue without them."""
         self._arrived.extend(self._awaited)
         for awaited in self._awaited.values():
-            self._release(awaited.found.held)
+            self._device.release(awaited.found.held)
         self._awaited.clear()
         for key in self._held:
             self._connector.cancel(key)
@@ -110,16 +104,16 @@ class TransfersUnderWay:
                 continue
             self._connector.ended(end)
             if (table := awaiting.get(end.key)) is None:
-                self._release(block_ids)
+                self._device.release(block_ids)
                 continue
             found = self._awaited.pop(table).found
-            found.publish(table.hashes, block_ids[: end.num_blocks], self._caches)
+            self._device.publish(found, table.hashes, block_ids[: end.num_blocks])
             self._arrived.append(table)
             if end.num_blocks == len(block_ids):
-                found.give(table, block_ids)
+                self._device.begin(table, found, block_ids)
                 table.num_loaded = found.num_loaded
             else:
-                self._release([*found.held, *block_ids])
+                self._device.release([*found.held, *block_ids])
 
     def take_arrivals(self) -> list[BlockTable]:
         """Returns the tables that no longer wait: their transfer has ended, or their deadline has passed."""
@@ -129,7 +123,3 @@ class TransfersUnderWay:
             self._arrived.append(table)
         arrived, self._arrived = self._arrived, []
         return arrived
-
-    def _release(self, block_ids: Iterable[int]) -> None:
-        for block in block_ids:
-            self._pool.release(block, keep=any(block in cache for cache in self._caches))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from engine_svc.attention.base import AttentionMetadata, Prepared
+from engine_svc.block_stores.movable import Items, Movable
 from engine_svc.layer_groups import LayerGroup
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.model import LoadedModel
@@ -40,12 +41,14 @@ class ForwardPasses:
         self._indexed = [
             layer for layer in self._model.stage.layers if loaded.chosen and layer not in loaded.chosen.shared_layers
         ]
+        self._num_blocks = 0
         self.caches: list[torch.Tensor] = []
         self.index_caches: dict[int, torch.Tensor] = {}
         self.states: StateCache | None = None
 
     def allocate(self, num_blocks: int, num_caches: int) -> None:
         """Allocates the KV caches, those of indexers included."""
+        self._num_blocks = num_blocks
         self.caches = self._attention.allocate(num_blocks, num_caches)
         if self._chosen:
             found = self._chosen.keys.allocate(num_blocks, len(self._indexed))
@@ -55,6 +58,11 @@ class ForwardPasses:
     def all_caches(self) -> list[torch.Tensor]:
         """All KV caches, those of indexers included."""
         return [*self.caches, *self.index_caches.values()]
+
+    def movable(self, caches: Sequence[torch.Tensor]) -> Movable:
+        """What block stores can move: blocks of the KV caches, which are all of the rank's, and saved states."""
+        states, device = self.states.saved if self.states else (), self._attention.shape.device
+        return Movable(Items(caches, self._attention.block_dimension), Items(states, 0), self._num_blocks, device)
 
     def release(self) -> None:
         """Frees KV caches and states."""

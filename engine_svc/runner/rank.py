@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine_svc.plan import StepPlan, TokenMasks
+from engine_svc.plan import CacheSize, StepPlan, TokenMasks
 from engine_svc.runner.base_rank import BaseRank
 from engine_svc.runner.pending import BegunStep, PendingStep
 from engine_svc.runner.runner import Runner
@@ -23,18 +23,18 @@ class RankModel(BaseRank[Runner]):
 
         Raises: whatever `make` raises.
         """
-        self._sizes = 0, 0, 0
-        super().__init__(make, lambda runner: runner.allocate(*self._sizes), device, rank)
+        self._size = CacheSize()
+        super().__init__(make, lambda runner: runner.allocate(self._size), device, rank)
 
-    def allocate(self, num_blocks: int, num_host_blocks: int, num_snapshots: int) -> None:
+    def allocate(self, size: CacheSize) -> None:
         """See Executor.allocate.
 
         Raises:
             StartupError: there is not enough host memory.
         """
-        self._sizes = num_blocks, num_host_blocks, num_snapshots
+        self._size = size
         try:
-            self.runner.allocate(*self._sizes)
+            self.runner.allocate(size)
         except MemoryError as error:
             raise StartupError(
                 f"Not enough memory for the KV cache: {error}. Lower --kv-cache-memory-bytes, "

@@ -21,13 +21,7 @@ from engine_svc.loader.model import has_experts, load_model
 from engine_svc.memory import touch_ahead
 from engine_svc.models.decoder import Decoder
 from engine_svc.parallel.group import ParallelGroups
-from engine_svc.plan import (
-    KvCacheSpec,
-    ScheduledSequence,
-    StepPlan,
-    StepResult,
-    TokenMasks,
-)
+from engine_svc.plan import CacheSize, KvCacheSpec, ScheduledSequence, StepPlan, StepResult, TokenMasks
 from engine_svc.runner import warm_up
 from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.answers import Answers
@@ -238,15 +232,15 @@ class Runner:
         kernels = self._attention.kernels
         return "" if self._device.type != "cpu" else kernels.level if kernels else "torch"
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
+    def allocate(self, size: CacheSize) -> None:
         """Allocates the KV cache, its host memory tier and states, warms up the kernels, and records steps."""
-        self._allocate(num_blocks, self._options.scheduler.max_num_seqs, num_snapshots)
-        self.connect(chosen_store(self._options.cache, num_host_blocks, self._rank))
+        self._allocate(size.num_blocks, self._options.scheduler.max_num_seqs, size.num_snapshots)
+        self.connect(chosen_store(self._options.cache, size, self._rank))
         if self._device.type == "cuda":
             self._record_steps()  # comes first, because it frees memory that steps have taken
-            self.warm_up(num_blocks, self._options.scheduler.max_num_seqs)
+            self.warm_up(size.num_blocks, self._options.scheduler.max_num_seqs)
         else:
-            self._run_prompt(num_blocks)
+            self._run_prompt(size.num_blocks)
             self._record_steps()
         touch_ahead(self._all_caches, self._clock.is_idle)
         # Changes of recurrent states cannot be undone, so a step with such states cannot be run again.
@@ -255,8 +249,8 @@ class Runner:
             self._answers.forgives = True
 
     def connect(self, make_store: MakeStore) -> None:
-        """Creates a connector's store over the allocated caches, which moves blocks from now on."""
-        self._store = make_store(self._attention, self._all_caches)
+        """Creates a connector's store over what is allocated, which moves blocks and saved states from now on."""
+        self._store = make_store(self._forward.movable(self._all_caches))
 
     @property
     def _all_caches(self) -> list[torch.Tensor]:

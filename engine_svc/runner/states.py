@@ -104,6 +104,12 @@ class StateCache:
             )
             for layer, shape in form.shapes.items()
         }  # fmt: skip
+        self._tensors = [tensor for layer in self._layers.values() for tensor in layer if tensor.numel()]
+
+    @property
+    def saved(self) -> list[torch.Tensor]:
+        """The places for saved states, as views [places, ...] of the tensors of all layers."""
+        return [tensor[self.nobodys_slot + 1 :] for tensor in self._tensors]
 
     def save(self, places: Mapping[int, int]) -> None:
         """Copies states, by their slots, to places for saved states."""
@@ -115,9 +121,8 @@ class StateCache:
         self._copy(self.nobodys_slot + 1 + place, slot * self._each)
 
     def _copy(self, source: int, target: int) -> None:
-        kept = [tensor for layer in self._layers.values() for tensor in layer if tensor.numel()]
-        if kept:  # otherwise none of the rank's layers is recurrent
-            torch._foreach_copy_([tensor[target] for tensor in kept], [tensor[source] for tensor in kept])
+        if self._tensors:  # otherwise none of the rank's layers is recurrent
+            torch._foreach_copy_([kept[target] for kept in self._tensors], [kept[source] for kept in self._tensors])
 
     def layers(self, sequences: StateMetadata) -> dict[int, LayerState]:
         """The state of each recurrent layer, for a step of these sequences."""

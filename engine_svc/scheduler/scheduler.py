@@ -335,7 +335,8 @@ class Scheduler:
             self._start(sequence, computed)
             wanted = self._wanted(sequence)
             self._kv_cache.allocate(sequence.table, self._room(sequence, computed + count, wanted))
-            batch.add_new(sequence, count, wanted, self.images.start(sequence, computed), found.snapshot)
+            snapshot = self._kv_cache.begin_states(sequence.table)
+            batch.add_new(sequence, count, wanted, self.images.start(sequence, computed), snapshot)
 
     def _set_aside(self, sequence: Sequence) -> None:
         """Removes a sequence that waits for its adapter or images from the queue, and frees its blocks for others."""

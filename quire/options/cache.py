@@ -90,8 +90,8 @@ class CacheOptions:
         "compute only the rows of a prompt that are sampled from.",
     )  # fmt: skip
     swap_space: float = option(
-        0.0, "GiB of host memory per rank for KV blocks that are evicted from the device; they are copied back when a "
-        "prompt or a preempted request needs them.", minimum=0, maximum=1 << 20,
+        0.0, "GiB of host memory per rank for KV blocks and saved states of recurrent layers that are evicted from the "
+        "device; they are copied back when a prompt or a preempted request needs them.", minimum=0, maximum=1 << 20,
     )  # fmt: skip
     cpu_offload_gb: float = option(
         0.0, "GiB of weights per GPU to keep in host memory: as many whole layers as fit, which are copied to the GPU "

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine_svc.plan import AdapterChanges, AdapterPlacement
+from engine_svc.plan import AdapterChanges, AdapterPlacement, CacheSize
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.fake_adapters import FakeAdapters
 from tests.support.fake_executor import FakeExecutor
@@ -35,7 +35,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         return
     device = FakeAdapters(4, 8, lambda folder: 1, lambda folder: "" if Path(folder).is_dir() else "it is not there")
     executor = FakeExecutor(VOCAB_SIZE, verify=True, adapters=device)
-    executor.allocate(256)
+    executor.allocate(CacheSize(256))
     yield AdapterExecutor(executor, executor.spec)
 
 

@@ -51,17 +51,18 @@ def remote(load: Callable[[int], Fare], save: Callable[[int], Fare] = lambda key
 class ListBlocks:
     """A cache that is a list of blocks, which are lists, as bytes."""
 
-    num_bytes = 256
-
     def __init__(self, memory: list[Any]) -> None:
         self._memory = memory
 
+    def num_bytes(self, block_id: int) -> int:
+        return 256
+
     def leave(self, block_ids: Sequence[int]) -> Callable[[], Iterator[Iterable[memoryview]]]:
-        contents = [json.dumps(self._memory[block]).ljust(self.num_bytes).encode() for block in block_ids]
+        contents = [json.dumps(self._memory[block]).ljust(256).encode() for block in block_ids]
         return lambda: iter([[memoryview(content)] for content in contents])
 
-    def enter(self, contents: Sequence[bytearray]) -> Callable[[Sequence[int]], None]:
-        def write(block_ids: Sequence[int]) -> None:
+    def enter(self, contents: Sequence[bytearray], block_ids: Sequence[int]) -> Callable[[], None]:
+        def write() -> None:
             for content, block in zip(contents, block_ids, strict=True):
                 self._memory[block] = json.loads(content)
 
@@ -82,7 +83,7 @@ def storage(max_gib: float) -> Make:
         folder = tempfile.mkdtemp(dir=FOLDER.name)
         extra = {"shared_storage_path": folder, "max_gib": max_gib}
         config = {"kv_connector": "SharedStorageConnector", "kv_connector_extra_config": extra}
-        files = BlockFiles(Path(folder) / "quire-kv", 0, ListBlocks.num_bytes, max_gib * 2**30)
+        files = BlockFiles(Path(folder) / "quire-kv", 0, max_gib * 2**30)
         connector = SharedStorage(CacheOptions(kv_transfer_config=config).transfer(), lambda: "alike")
         return connector, StorageStore(ListBlocks(memory), files, AtOnce(), AtOnce())
 

@@ -18,6 +18,7 @@ import pytest
 from engine_svc.executor.base import EXECUTORS, Executor, ExecutorDead, create_executor
 from engine_svc.plan import (
     BlockTransfer,
+    CacheSize,
     KvCacheSpec,
     NewSequence,
     ScheduledSequence,
@@ -117,7 +118,7 @@ def loaded(name: str, folder: Path) -> Iterator[tuple[Executor, KvCacheSpec]]:
     executor = create_executor(options.parallel)
     try:
         spec = executor.load(ModelOptions(model=str(folder)), options)
-        executor.allocate(SLOTS * BLOCKS_EACH, HOST_BLOCKS)
+        executor.allocate(CacheSize(SLOTS * BLOCKS_EACH, HOST_BLOCKS))
         yield executor, spec
     finally:
         executor.close()
@@ -163,7 +164,7 @@ def fake() -> Subject:
             new.slot: "cannot be followed" for new in plan.new_sequences if new.sampling.parameters.logit_bias
         },
     )  # fmt: skip
-    executor.allocate(SLOTS * BLOCKS_EACH, HOST_BLOCKS)
+    executor.allocate(CacheSize(SLOTS * BLOCKS_EACH, HOST_BLOCKS))
     plan = sampling_plan(**GREEDY)
     return Subject(executor, executor.spec, lambda prompt, count: expected_tokens(prompt, count, VOCAB_SIZE, plan))
 

@@ -245,6 +245,19 @@ def test_prompts_begin_with_saved_states(tmp_path: Path, family: str, eager: boo
         check_greedy(folder, prompts, each, NUM_TOKENS)
 
 
+@pytest.mark.parametrize("family", ["qwen3-next", "gemma3"])
+def test_states_and_windows_come_back_from_host_memory(tmp_path: Path, family: str) -> None:
+    folder, prompts = make_model(tmp_path / family, family), random_prompts(40, 90, 60)
+    options = LIMITS | {"block_size": 16, "num_blocks": 40}
+    if family == "qwen3-next":
+        options |= {"mamba_block_size": 16, "num_blocks": 14, "num_snapshots": 1, "num_host_snapshots": 40}
+    with running_engine(folder, num_host_blocks=200, **options) as engine, no_waits():
+        found = [tokens(run(engine, prompts, SAMPLING)) for _ in range(3)]
+        assert engine.load().counters.external_cache_hits > 100
+    for each in found:
+        check_greedy(folder, prompts, each, NUM_TOKENS)
+
+
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("family", ["bamba", "qwen3-next", "kimi-linear", "mamba", "recurrent-gemma"])
 def test_states_go_back_to_the_last_right_token(tmp_path: Path, family: str, eager: bool) -> None:
@@ -501,7 +514,7 @@ def test_a_start_takes_no_more_memory_than_reckoned(tmp_path: Path, family: str)
         spec = executor.load(ModelOptions(model=str(folder)), options)
         size = size_kv_cache(spec, options)
         torch.cuda.reset_peak_memory_stats()
-        executor.allocate(size.num_blocks)
+        executor.allocate(size.allocated)
         caches = size.num_blocks * spec.bytes_per_block + spec.state_bytes
         taken = torch.cuda.max_memory_reserved() - caches
     finally:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
 from engine_svc.block_stores.base import BlockStore
 from engine_svc.executor.base import Executor
 from engine_svc.plan import (
+    CacheSize,
     KvCacheSpec,
     NewSequence,
     PositionLogprobs,
@@ -70,20 +73,38 @@ def expected_tokens(
 Block = list[tuple[int, int]]
 
 
-class FakeHostMemory(BlockStore):
-    """A host memory tier: blocks in another list."""
+class Numbered:
+    """Blocks, and states numbered after them."""
 
-    def __init__(self, cache: list[Block], num_blocks: int) -> None:
-        self._cache = cache
-        self._memory: list[Block] = [[] for _ in range(num_blocks)]
+    def __init__(self, blocks: list[Block], states: list[tuple[int, int]]) -> None:
+        self._blocks, self._states = blocks, states
+
+    def __getitem__(self, number: int) -> Any:
+        count = len(self._blocks)
+        return self._blocks[number] if number < count else self._states[number - count]
+
+    def __setitem__(self, number: int, value: Any) -> None:
+        count = len(self._blocks)
+        if number < count:
+            self._blocks[number] = value
+        else:
+            self._states[number - count] = value
+
+
+class FakeHostMemory(BlockStore):
+    """A host memory tier in a list."""
+
+    def __init__(self, device: Numbered | list[Any], num_places: int) -> None:
+        self._device = device
+        self._memory: list[Any] = [None] * num_places
 
     def begin(self, transfers: Transfers) -> None:
         for save in transfers.saves:
-            for block, place in zip(save.block_ids, save.places, strict=True):
-                self._memory[int(place)] = list(self._cache[block])
+            for number, place in zip(save.block_ids, save.places, strict=True):
+                self._memory[int(place)] = copy(self._device[number])
         for load in transfers.loads:
-            for block, place in zip(load.block_ids, load.places, strict=True):
-                self._cache[block] = list(self._memory[int(place)])
+            for number, place in zip(load.block_ids, load.places, strict=True):
+                self._device[number] = copy(self._memory[int(place)])
 
 
 @dataclass
@@ -129,7 +150,7 @@ class FakeExecutor(Executor):
         on_step: Callable[[StepPlan], None] | None = None,
         failed_slots: Callable[[StepPlan], dict[int, str]] | None = None,
         max_in_flight: int = 1,
-        make_store: Callable[[list[Block]], BlockStore] | None = None,
+        make_store: Callable[[Numbered], BlockStore] | None = None,
         right_guesses: int = 0,
         draft_fails_in_step: int | None = None,
         adapters: FakeAdapters | None = None,
@@ -156,7 +177,7 @@ class FakeExecutor(Executor):
         self.closed = False
         self.asked: list[Upkeep] = []
         self._missing: set[type[Upkeep]] = set()  # before steps can run
-        self._num_blocks = self._num_host_blocks = 0
+        self._size = CacheSize()
         self.max_in_flight = max_in_flight
         self._results: deque[StepResult] = deque()
         self.no_memory_for: type[Upkeep] | None = None
@@ -170,12 +191,13 @@ class FakeExecutor(Executor):
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         return self.spec
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
-        self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
-        self._snapshots = [(0, 0)] * num_snapshots
-        self._cache = [[(0, 0)] * self.spec.block_size for _ in range(num_blocks)]
-        make_store = self._make_store
-        self._store = make_store(self._cache) if make_store else FakeHostMemory(self._cache, num_host_blocks)
+    def allocate(self, size: CacheSize) -> None:
+        self._size = size
+        self._snapshots = [(0, 0)] * size.num_snapshots
+        self._cache = [[(0, 0)] * self.spec.block_size for _ in range(size.num_blocks)]
+        device = Numbered(self._cache, self._snapshots)
+        num_places = size.num_host_blocks + size.num_host_snapshots
+        self._store = self._make_store(device) if self._make_store else FakeHostMemory(device, num_places)
 
     def upkeep(self, command: Upkeep) -> list[str]:
         assert not self._results, "a step is under way"
@@ -183,7 +205,7 @@ class FakeExecutor(Executor):
         match command:
             case ReleaseMemory():
                 self._missing = {RestoreWeights, RestoreCache}
-                self._num_blocks, self._cache, self._rows = len(self._cache) or self._num_blocks, [], {}
+                self._cache, self._rows = [], {}
                 if command.forgets_weights:
                     self._adapters.forget_all()
             case RestoreWeights() | RestoreCache() if self.no_memory_for is type(command):
@@ -193,7 +215,7 @@ class FakeExecutor(Executor):
             case RestoreCache():
                 assert RestoreWeights not in self._missing
                 self._missing.discard(RestoreCache)
-                self.allocate(self._num_blocks, self._num_host_blocks, len(self._snapshots))
+                self.allocate(self._size)
             case StopProfile():
                 return ["fake.json"]
         return []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine_svc.executor.base import Executor, create_executor
 from engine_svc.executor.external import obey, read_launch
-from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan
+from engine_svc.plan import CacheSize, NewSequence, ScheduledSequence, StepPlan
 from quire.options.model import ModelOptions
 from tests.support.engine_options import engine_options
 from tests.support.plans import sampling_plan
@@ -28,7 +28,7 @@ def main(folder: str) -> None:
         return
     executor = create_executor(options.parallel)
     executor.load(ModelOptions(model=folder), options)
-    executor.allocate(8)
+    executor.allocate(CacheSize(8))
     say(*siblings())
     for prompt in PROMPTS:
         say(*generate(executor, prompt))

@@ -15,7 +15,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_svc.executor.base import Executor, create_executor
-from engine_svc.plan import AdapterChanges, AdapterPlacement, KvCacheSpec, NewSequence, ScheduledSequence, StepPlan
+from engine_svc.plan import (
+    AdapterChanges,
+    AdapterPlacement,
+    CacheSize,
+    KvCacheSpec,
+    NewSequence,
+    ScheduledSequence,
+    StepPlan,
+)
 from quire.options.model import ModelOptions
 from tests.support.engine_options import engine_options
 from tests.support.plans import sampling_plan
@@ -178,7 +186,7 @@ def adapter_executor(folder: Path, **options: Any) -> Iterator[AdapterExecutor]:
     executor = create_executor(chosen.parallel)
     try:
         spec = executor.load(ModelOptions(model=str(folder)), chosen)
-        executor.allocate(256)
+        executor.allocate(CacheSize(256))
         yield AdapterExecutor(executor, spec)
     finally:
         executor.close()

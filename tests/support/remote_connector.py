@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend
 from engine_svc.block_stores.base import BlockStore
+from engine_svc.block_stores.movable import Copies, Movable
 from engine_svc.executor.uniproc import UniprocExecutor
 from engine_svc.kv_cache.block_name import BlockName
 from engine_svc.kv_cache.connectors.base import KvConnector
-from engine_svc.plan import BlockTransfer, EndedTransfer, Transfers
+from engine_svc.plan import BlockTransfer, CacheSize, EndedTransfer, Transfers
 
-MakeStore = Callable[[list[Any]], BlockStore]
+MakeStore = Callable[[Any], BlockStore]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Remote:
 
 def place_of(name: BlockName) -> bytes:
     """Where the remote store keeps a block."""
-    return name.block_hash + bytes([name.group])
+    return name.block_hash + str(name.group).encode()
 
 
 class RemoteConnector(KvConnector):
@@ -162,14 +164,14 @@ class RemoteStore(BlockStore):
         return len(pairs)
 
 
-def list_store(remote: Remote, nonsense: list[Any]) -> MakeStore:
-    """Makes stores for a cache that is a list of blocks, which are lists."""
+def list_store(remote: Remote, nonsense: Any) -> MakeStore:
+    """Makes stores for a cache that is like a list of blocks, which may be lists."""
 
-    def make(cache: list[Any]) -> BlockStore:
-        def write(block: int, contents: list[Any]) -> None:
-            cache[block] = list(contents)
+    def make(cache: Any) -> BlockStore:
+        def write(block: int, contents: Any) -> None:
+            cache[block] = copy(contents)
 
-        return RemoteStore(remote, lambda block: list(cache[block]), write, lambda block: write(block, nonsense))
+        return RemoteStore(remote, lambda block: copy(cache[block]), write, lambda block: write(block, nonsense))
 
     return make
 
@@ -181,22 +183,17 @@ class RemoteExecutor(UniprocExecutor):
         super().__init__()
         self._remote = remote
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
-        super().allocate(num_blocks, num_host_blocks, num_snapshots)
+    def allocate(self, size: CacheSize) -> None:
+        super().allocate(size)
         self._loaded().runner.connect(self._make_store)
 
-    def _make_store(self, attention: AttentionBackend, caches: Sequence[torch.Tensor]) -> BlockStore:
-        dimension = attention.block_dimension
+    def _make_store(self, device: Movable) -> BlockStore:
+        def spoil(number: int) -> None:
+            for part in itertools.chain(*(nonsense := device.on_host([number]))):
+                part.fill_(torch.nan)
+            device.put(nonsense, [number])
 
-        def read(block: int) -> list[torch.Tensor]:
-            return [cache.select(dimension, block).clone() for cache in caches]
+        def write(number: int, contents: Copies) -> None:
+            device.put(contents, [number])
 
-        def write(block: int, contents: list[torch.Tensor]) -> None:
-            for cache, content in zip(caches, contents, strict=True):
-                cache.select(dimension, block).copy_(content)
-
-        def spoil(block: int) -> None:
-            for cache in caches:
-                cache.select(dimension, block).fill_(torch.nan)
-
-        return RemoteStore(self._remote, read, write, spoil)
+        return RemoteStore(self._remote, lambda number: device.on_host([number]), write, spoil)

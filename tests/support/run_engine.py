@@ -14,7 +14,7 @@ from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import Executor, create_executor
 from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.sizing import size_kv_cache
-from engine_svc.plan import KvCacheSpec, PositionLogprobs
+from engine_svc.plan import CacheSize, KvCacheSpec, PositionLogprobs
 from engine_svc.requests.outputs import FinishReason, SequenceDelta, Usage
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.scheduler.drafter import Drafter
@@ -50,6 +50,7 @@ def running_engine(
     executor: Executor | None = None,
     connector: KvConnector | None = None,
     num_snapshots: int = 8,
+    num_host_snapshots: int = 0,
     clock: Callable[[], float] = time.monotonic,
     grammars: Grammars | None = None,
     drafter: Drafter | None = None,
@@ -63,7 +64,7 @@ def running_engine(
         spec = executor.load(ModelOptions(model=str(folder)), chosen)
         size = size_kv_cache(spec, chosen)
         num_snapshots = min(num_snapshots, size.num_snapshots)
-        executor.allocate(num_blocks, num_host_blocks, num_snapshots)
+        executor.allocate(CacheSize(num_blocks, num_host_blocks, num_snapshots, num_host_snapshots))
         engine = Engine(
             executor,
             chosen,
@@ -72,7 +73,7 @@ def running_engine(
                 windows=spec.windows, num_stages=spec.num_stages, has_states=spec.state_bytes > 0,
                 num_snapshots=num_snapshots, snapshot_tokens=size.snapshot_tokens, max_model_len=size.max_model_len,
                 max_num_batched_tokens=spec.max_num_batched_tokens, eos_token_ids=frozenset(eos_token_ids),
-                bidirectional_images=spec.bidirectional_images,
+                bidirectional_images=spec.bidirectional_images, num_host_snapshots=num_host_snapshots,
             ),
             clock,
             drafter=drafter,

@@ -14,7 +14,7 @@ from engine_svc.executor.agreement import Agreement, joint_spec
 from engine_svc.executor.base import Executor
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import layout_of
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.plan import CacheSize, KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.runner.pending import BegunStep, PendingStep
 from engine_svc.runner.runner import Runner
 from engine_svc.upkeep import Upkeep
@@ -79,12 +79,12 @@ class StagedExecutor(Executor):
             self.runners.append(Runner(model, options, groups, torch.device("cpu")))
         return joint_spec([runner.spec() for runner in self.runners])
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
+    def allocate(self, size: CacheSize) -> None:
         """Each rank warms up with its own steps, which are the same on all ranks; here they also run one at a time."""
 
         def allocate(runner: Runner) -> None:
             with self._turn:
-                runner.allocate(num_blocks, num_host_blocks, num_snapshots)
+                runner.allocate(size)
 
         # Threads that have computed with MKL must not end at the same time: its clean-up of threads may never return.
         with contextlib.ExitStack() as ending:

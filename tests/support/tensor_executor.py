@@ -16,7 +16,7 @@ from engine_svc.executor.base import Executor
 from engine_svc.parallel.dual_batch import DualBatch
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import ParallelLayout, Purpose, layout_of
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.plan import CacheSize, KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.runner.pending import BegunStep, PendingStep
 from engine_svc.runner.runner import Runner
 from engine_svc.upkeep import Upkeep
@@ -108,8 +108,8 @@ class TensorExecutor(Executor):
             raise error
         return [future.result() for future in futures]
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0, num_snapshots: int = 0) -> None:
-        self._all(lambda runner: runner.allocate(num_blocks, num_host_blocks, num_snapshots), self.runners)
+    def allocate(self, size: CacheSize) -> None:
+        self._all(lambda runner: runner.allocate(size), self.runners)
 
     def submit(self, plan: StepPlan) -> None:
         self._agreement.begin(plan)

@@ -11,8 +11,8 @@ the latter case a sequence waits, without a slot and without holding others up, 
 begins anew with those that have. Which sequences wait, until when, and who holds the blocks meanwhile is the same for
 all connectors: see kv_cache/transfers.py.
 
-A connector sees the blocks of all groups of layers: the names tell them apart. Which of them a prompt needs is known
-to kv_cache/prefix_search.py.
+A connector sees the blocks of all groups of layers, and saved states of recurrent layers, which are treated like
+blocks: names tell them apart. Which of them a prompt needs, kv_cache/prefix_search.py and the manager know.
 """
 
 from __future__ import annotations

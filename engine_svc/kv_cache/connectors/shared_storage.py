@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from engine_svc.kv_cache.block_name import BlockName
+from engine_svc.kv_cache.block_name import STATES, BlockName
 from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.plan import BlockTransfer, EndedTransfer, Transfers
 from quire.options.kv_transfer import KvTransferConfig
@@ -101,7 +101,10 @@ class SharedStorage(KvConnector):
         return [place_of(namespace, each).encode() for each in names]
 
 
+_SUFFIXES = {0: "", STATES: "-states"}  # of groups that have other suffixes than their number
+
+
 def place_of(namespace: str, name: BlockName) -> str:
     """Returns a block's place in the folder; each rank appends its number to the name."""
     block_hash = name.block_hash.hex()
-    return f"{namespace}/{block_hash[:2]}/{block_hash}" + (f"-{name.group}" if name.group else "")
+    return f"{namespace}/{block_hash[:2]}/{block_hash}" + _SUFFIXES.get(name.group, f"-{name.group}")

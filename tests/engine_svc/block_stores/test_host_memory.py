@@ -8,6 +8,7 @@ import torch
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.registry import create_backend
 from engine_svc.block_stores.host_memory import HostMemory
+from engine_svc.block_stores.movable import Items, Movable
 from engine_svc.plan import NO_TRANSFERS, BlockTransfer, Transfers
 
 SHAPE = AttentionShape(2, 1, 8, 4, torch.float32, torch.device("cpu"))
@@ -42,13 +43,13 @@ def test_blocks_are_put_to_their_places_once_they_have_arrived(monkeypatch: pyte
     for layer, cache in enumerate(caches):
         for block in range(6):
             cache.select(attention.block_dimension, block).fill_(10 * layer + block)
-    store = HostMemory(attention, caches, 4)
     at = attention.block_dimension
+    store = HostMemory(Movable(Items(caches, at), Items((), 0), 6, SHAPE.device), 4)
 
     def kept() -> list[list[float]]:
-        return [values_of(memory, [0, 1, 2], at) for memory in store._memory]
+        return [values_of(memory, [0, 1, 2], at) for memory in store._memory.blocks.tensors]
 
-    for memory in store._memory:
+    for memory in store._memory.blocks.tensors:
         memory.zero_()
     store.begin(Transfers(saves=[BlockTransfer([3, 1], [0, 2])]))
     for cache in caches:

@@ -12,7 +12,7 @@ import pytest
 
 from engine_svc.core import constraints
 from engine_svc.core.engine import Engine, EngineFacts
-from engine_svc.plan import OVERFLOW, StepPlan, StepResult, TokenMasks
+from engine_svc.plan import OVERFLOW, CacheSize, StepPlan, StepResult, TokenMasks
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from engine_svc.structured.grammars import Grammars
@@ -58,7 +58,7 @@ def make(request: pytest.FixtureRequest, grammars: Grammars) -> Make:
             VOCABULARY_SIZE, 4, verify=True, max_in_flight=request.param, on_step=changes.pop("on_step", None),
             failed_slots=changes.pop("failed_slots", None),
         )  # fmt: skip
-        executor.allocate(facts["num_blocks"])
+        executor.allocate(CacheSize(facts["num_blocks"]))
         return Engine(
             executor,
             engine_options(**{"max_num_seqs": 8} | changes),
@@ -126,7 +126,7 @@ def test_a_mask_is_made_while_its_forward_pass_runs(grammars: Grammars) -> None:
     """The next step is submitted before the last one's tokens are known; only then are its masks made."""
     calls: list[str] = []
     executor = Recorded(calls)
-    executor.allocate(64)
+    executor.allocate(CacheSize(64))
     facts = EngineFacts(num_blocks=64, block_size=4, max_model_len=240, max_num_batched_tokens=64)
     engine = Engine(executor, engine_options(max_num_seqs=8), facts, grammars=grammars)
     run(engine, constrained(matching("[ab]{9}"), max_tokens=4))
@@ -259,7 +259,7 @@ def test_where_no_token_fits_the_request_fails_alone() -> None:
     poor = Vocabulary((b"a", b"c", b"<end>"), frozenset([2]), (2,))
     grammars = Grammars(poor.size, lambda: poor)
     executor = FakeExecutor(poor.size, 4)
-    executor.allocate(64)
+    executor.allocate(CacheSize(64))
     facts = EngineFacts(num_blocks=64, block_size=4, max_model_len=240, max_num_batched_tokens=64)
     engine = Engine(executor, engine_options(max_num_seqs=8), facts, grammars=grammars)
     found = run(engine, constrained(matching("ab"), [0]), constrained(matching("a{9}"), [0]))
@@ -330,7 +330,7 @@ def test_followers_are_freed_with_their_sequences(make: Make) -> None:
 
 def test_an_engine_without_a_vocabulary_refuses() -> None:
     executor = FakeExecutor(VOCABULARY_SIZE, 4)
-    executor.allocate(64)
+    executor.allocate(CacheSize(64))
     facts = EngineFacts(num_blocks=64, block_size=4, max_model_len=240, max_num_batched_tokens=64)
     found = run(Engine(executor, engine_options(max_num_seqs=8), facts), constrained(following(PERSON)))
     assert isinstance(found.last[0].error, FailedPrecondition)
@@ -341,7 +341,7 @@ def test_a_grammar_that_takes_too_long_ends_its_request() -> None:
     now, over = [0.0], threading.Event()
     grammars = Grammars(VOCABULARY_SIZE, lambda: over.wait(SECONDS), lambda: now[0])  # type: ignore[arg-type,return-value]
     executor = FakeExecutor(VOCABULARY_SIZE, 4)
-    executor.allocate(64)
+    executor.allocate(CacheSize(64))
     facts = EngineFacts(num_blocks=64, block_size=4, max_model_len=240, max_num_batched_tokens=64)
     engine = Engine(executor, engine_options(max_num_seqs=8), facts, lambda: now[0], grammars=grammars)
     engine.add(0, constrained(following(PERSON), timeout_seconds=5.0), arrival_time=0.0)

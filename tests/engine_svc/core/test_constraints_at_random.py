@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine_svc.core.engine import Engine, EngineFacts
+from engine_svc.plan import CacheSize
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.structured.grammars import Grammars
@@ -56,7 +57,7 @@ def grammars() -> Iterator[Grammars]:
 def make_engine(choose: random.Random, grammars: Grammars) -> Engine:
     blocks = choose.choice([62, 80, 200])
     executor = FakeExecutor(VOCABULARY_SIZE, 4, verify=True, max_in_flight=choose.choice([1, 2]))
-    executor.allocate(blocks)
+    executor.allocate(CacheSize(blocks))
     return Engine(
         executor,
         engine_options(max_num_seqs=choose.choice([2, 8]), enable_prefix_caching=choose.random() < 0.5),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from engine_svc.core.engine import Engine, EngineFacts
-from engine_svc.plan import StepPlan
+from engine_svc.plan import CacheSize, StepPlan
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.structured.grammars import Grammars
 from quire.reasoning import ReasoningMarks
@@ -59,7 +59,7 @@ def engine_of(
 ) -> Engine:
     on_step = None if plans is None else plans.append
     executor = FakeExecutor(VOCABULARY_SIZE, 4, verify=True, max_in_flight=in_flight, on_step=on_step)
-    executor.allocate(400)
+    executor.allocate(CacheSize(400))
     facts = EngineFacts(
         num_blocks=400, block_size=4, max_model_len=240, max_num_batched_tokens=80, eos_token_ids=frozenset([EOS])
     )

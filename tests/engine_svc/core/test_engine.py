@@ -14,7 +14,7 @@ import pytest
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import ExecutorDead
 from engine_svc.kv_cache.connectors.base import KvConnector
-from engine_svc.plan import StepPlan, StepResult
+from engine_svc.plan import CacheSize, StepPlan, StepResult
 from engine_svc.requests.admission import sequence_seed
 from engine_svc.requests.outputs import FinishReason, SequenceDelta
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
@@ -41,7 +41,7 @@ def make_engine(
     facts = dataclasses.replace(FACTS, **{name: value for name, value in changes.items() if name in known})
     options = engine_options(**{"max_num_seqs": 8} | {name: changes[name] for name in changes.keys() - known})
     executor = executor or FakeExecutor(VOCABULARY, facts.block_size, verify=True)
-    executor.allocate(facts.num_blocks, facts.num_host_blocks)
+    executor.allocate(CacheSize(facts.num_blocks, facts.num_host_blocks))
     return Engine(executor, options, facts, clock, drafter, connector)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine_svc.core.engine import Engine, EngineFacts
+from engine_svc.plan import CacheSize
 from engine_svc.requests.outputs import EngineLoad
 from engine_svc.requests.request import GenerationRequest
 from quire.sampling import SamplingParameters
@@ -12,7 +13,7 @@ from tests.support.fake_executor import FakeExecutor
 
 def make_engine(num_blocks: int = 64, num_host_blocks: int = 0, budget: int = 8) -> Engine:
     executor = FakeExecutor(block_size=4, verify=True)
-    executor.allocate(num_blocks, num_host_blocks)
+    executor.allocate(CacheSize(num_blocks, num_host_blocks))
     facts = EngineFacts(
         num_blocks=num_blocks, num_host_blocks=num_host_blocks, block_size=4, max_model_len=60,
         max_num_batched_tokens=budget,

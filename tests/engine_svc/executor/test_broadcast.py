@@ -12,11 +12,11 @@ from engine_svc.executor.broadcast import Broadcast, Inbox, RankUnreachable
 from engine_svc.executor.channel import Channel, encode
 from engine_svc.executor.messages import Allocate, Masks, Step
 from engine_svc.executor.slots import SLOT_BYTES, SlotReader, SlotWriter
-from engine_svc.plan import NewSequence, StepPlan, TokenMasks
+from engine_svc.plan import CacheSize, NewSequence, StepPlan, TokenMasks
 from tests.support.plans import sampling_plan
 
 SECONDS = 60.0
-SHORT = Allocate(5, 6, 7)
+SHORT = Allocate(CacheSize(5, 6, 7))
 
 
 @dataclass
@@ -56,7 +56,7 @@ def test_every_rank_reads_all_commands_in_their_order(ends: Ends) -> None:
 
 
 def test_each_rank_may_be_told_something_else(ends: Ends) -> None:
-    told = [Allocate(1, 0, 0), Allocate(2, 0, 0)]
+    told = [Allocate(CacheSize(1)), Allocate(CacheSize(2))]
     ends.broadcast.to_all(SHORT, SECONDS)
     ends.broadcast.to_each(told, SECONDS)
     assert [[inbox.receive() for _ in range(2)] for inbox in ends.inboxes] == [[SHORT, command] for command in told]

@@ -17,7 +17,7 @@ from engine_svc.executor.base import ExecutorDead
 from engine_svc.executor.multiproc import RankProcesses
 from engine_svc.executor.ranked import RankedExecutor
 from engine_svc.executor.ranks import RankGroup
-from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan
+from engine_svc.plan import CacheSize, NewSequence, ScheduledSequence, StepPlan
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from tests.support import fake_rank
@@ -87,7 +87,7 @@ def subject() -> Iterator[Subject]:
 
 def test_rank_0_answers_for_all_as_many_steps_as_are_under_way(subject: Subject) -> None:
     subject.load_fake()
-    subject.allocate(10)
+    subject.allocate(CacheSize(10))
     subject.submit(plan(1))
     subject.submit(plan(2))
     for _ in range(2):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine_svc.executor.base import Executor, ExecutorDead, create_executor
-from engine_svc.plan import StepPlan
+from engine_svc.plan import CacheSize, StepPlan
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from tests.support.engine_options import engine_options
@@ -53,7 +53,7 @@ def loaded(folder: Path, **given: Any) -> Iterator[Executor]:
     executor = create_executor(options.parallel)
     try:
         executor.load(ModelOptions(model=str(folder)), options)
-        executor.allocate(8)
+        executor.allocate(CacheSize(8))
         yield executor
     finally:
         executor.close()

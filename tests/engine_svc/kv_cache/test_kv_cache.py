@@ -285,7 +285,7 @@ def computed_with_states(manager: KvCacheManager, token_ids: list[int], ends: li
 def begins_at(manager: KvCacheManager, token_ids: list[int]) -> int:
     """With how many tokens computed a sequence begins, which needs a saved state if there are any."""
     found = manager.lookup(BlockTable(), token_ids)
-    assert (found.snapshot >= 0) == (len(found) > 0)
+    assert (found.state is not None) == (len(found) > 0)
     return len(found) * BLOCK
 
 
@@ -340,11 +340,41 @@ def test_a_replaced_state_that_was_used_stays() -> None:
     table = computed_with_states(manager, tokens, [2 * BLOCK], prompt=12 * BLOCK)
     user = BlockTable()
     assert manager.allocate(user, 3 * BLOCK, manager.lookup(user, tokens[: 3 * BLOCK])) is not None
+    assert manager.begin_states(user) == 0
+    assert manager.begin_states(user) == -1
+    manager.take_transfers()  # its step is planned, so what it began with may be overwritten
     for end in (4, 6, 8):
         manager.place_snapshot(table, end * BLOCK, 12 * BLOCK)
         manager.book(table, tokens, end * BLOCK)
     assert [begins_at(manager, [*tokens[: end * BLOCK], 99]) // BLOCK for end in (2, 4, 6, 8)] == [2, 2, 6, 8]
     manager.check([table, user])
+
+
+def test_what_sequences_begin_with_is_not_overwritten_before_they_do() -> None:
+    manager, tokens = with_states(1), list(range(3 * BLOCK))
+    table, user, other = (
+        computed_with_states(manager, tokens, [2 * BLOCK], prompt=3 * BLOCK),
+        BlockTable(),
+        BlockTable(),
+    )
+    assert manager.allocate(other, 2 * BLOCK) is not None
+    assert manager.allocate(user, 3 * BLOCK, manager.lookup(user, tokens)) is not None
+    assert manager.place_snapshot(other, 2 * BLOCK, 2 * BLOCK) is None
+    manager.begin_states(user)
+    assert manager.place_snapshot(other, 2 * BLOCK, 2 * BLOCK) is None
+    manager.check([table, user, other])
+    manager.take_transfers()
+    assert manager.place_snapshot(other, 2 * BLOCK, 2 * BLOCK) == 0
+    manager.check([table, user, other])
+
+
+def test_who_ends_before_it_begins_releases_the_state() -> None:
+    manager, tokens = with_states(1), list(range(3 * BLOCK))
+    user = BlockTable()
+    manager.free(computed_with_states(manager, tokens, [2 * BLOCK], prompt=3 * BLOCK))
+    assert manager.allocate(user, 3 * BLOCK, manager.lookup(user, tokens)) is not None
+    manager.free(user)
+    manager.check([])
 
 
 def test_places_that_are_awaited_are_not_given_twice() -> None:
@@ -375,8 +405,6 @@ def test_without_saved_states_nothing_is_shared() -> None:
     assert not manager.lookup(BlockTable(), [*tokens, 1])
     assert manager.take_changes() is None
     manager.check([])
-    with pytest.raises(ValueError, match="not the states"):
-        KvCacheManager(facts, CacheOptions(), HostTier(4))
 
 
 def events(manager: KvCacheManager) -> list[KvEvent]:

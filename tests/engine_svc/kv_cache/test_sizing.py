@@ -66,8 +66,6 @@ def test_states_take_their_memory_first() -> None:
     with pytest.raises(StartupError, match="those of 3 sequences need") as caught:
         size_kv_cache(changed(state_bytes=10_000), engine_options(max_num_seqs=3))
     assert "Lower --max-num-seqs, or raise --kv-cache-memory-bytes" in str(caught.value)
-    with pytest.raises(StartupError, match="--swap-space does not support models with recurrent layers"):
-        size_kv_cache(changed(state_bytes=2500), engine_options(swap_space=1.0))
 
 
 def test_saved_states_take_a_third_of_what_is_left_beside_the_longest_sequence(
@@ -93,7 +91,6 @@ def test_saved_states_take_a_third_of_what_is_left_beside_the_longest_sequence(
     [
         ({}, {"enable_prefix_caching": False}, "needs --enable-prefix-caching"),
         ({}, {"swap_space": 1.0}, "leave out one of them"),
-        ({"state_bytes": 2500}, {}, "does not support models with recurrent layers"),
     ],
 )
 def test_blocks_are_exchanged_by_models_whose_blocks_can_be(
@@ -102,6 +99,17 @@ def test_blocks_are_exchanged_by_models_whose_blocks_can_be(
     config = {"kv_connector": "SharedStorageConnector", "kv_connector_extra_config": {"shared_storage_path": "/kv"}}
     with pytest.raises(StartupError, match=f"--kv-transfer-config.*{message}"):
         size_kv_cache(changed(**spec), engine_options(kv_transfer_config=config, **options))
+
+
+def test_host_memory_is_divided_like_the_device() -> None:
+    def sizes(spec: KvCacheSpec) -> tuple[int, int]:
+        found = size_kv_cache(spec, engine_options(max_num_seqs=2, swap_space=1e6 / 2**30))
+        return found.num_host_blocks, found.num_host_snapshots
+
+    assert sizes(SPEC) == (1000, 0)
+    spec = changed(available_bytes=17_000, state_bytes=2000)  # 10 blocks of 1,000 bytes beside 5 states of as many
+    assert sizes(spec) == (666, 333)
+    assert sizes(changed(bytes_per_block=0, available_bytes=17_000, state_bytes=2000)) == (56 * 200, 1000)
 
 
 def test_where_no_layer_attends_blocks_cost_nothing() -> None:

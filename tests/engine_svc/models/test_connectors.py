@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -124,6 +125,43 @@ def test_windows_come_back_from_the_host_tier(windowed: Path) -> None:
     with running_engine(
         windowed, num_blocks=24 * groups, num_host_blocks=200 * groups, max_model_len=160, block_size=8,
         max_num_batched_tokens=32,
+    ) as engine:  # fmt: skip
+        for _ in range(3):
+            assert tokens(run(engine, PROMPTS)) == expected
+        assert engine.load().counters.external_cache_hits > 100
+
+
+# Gated delta nets, Mamba 2 next to attention, convolutions next to sliding windows, and no attention at all.
+RECURRENT = ["qwen3.5", "falcon-h1", "lfm3", "mamba2"]
+SAVING: dict[str, Any] = {"block_size": 8, "mamba_block_size": 16}
+
+
+@pytest.mark.parametrize(("family", "ranks"), [*((family, 1) for family in RECURRENT), ("qwen3.5", 2)])
+def test_states_move_as_well(model_folder: ModelFolder, tmp_path: Path, family: str, ranks: int) -> None:
+    """The consumer begins with the last state that the producer saved of what the prompts have in common."""
+    folder = model_folder(family)
+    with running_engine(folder, **SAVING) as plain:
+        expected = tokens(run(plain, PROMPTS, BRIEF))
+    with sharing_engine(folder, tmp_path, "kv_producer", tensor_parallel_size=ranks, **SAVING) as first:
+        assert tokens(run(first, [SHARED[:49], PROMPTS[0]], BRIEF))[1:] == expected[:1]
+    assert len([*tmp_path.glob(f"quire-kv/alike/*/*-states.{ranks - 1}")]) > 1
+    with sharing_engine(folder, tmp_path, "kv_consumer", tensor_parallel_size=ranks, **SAVING) as second:
+        assert tokens(run(second, PROMPTS, BRIEF)) == expected
+        counters = second.load().counters
+        assert counters.external_cache_hits + counters.prefix_cache_hits >= 48 * len(PROMPTS)
+        assert counters.external_cache_hits >= 48
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_states_come_back_from_the_host_tier(model_folder: ModelFolder, family: str) -> None:
+    """The device has places for two states, and blocks for a sequence or two."""
+    folder = model_folder(family)
+    with running_engine(folder) as plain:
+        expected = tokens(run(plain, PROMPTS))
+    groups = len(spec_of(folder).windows)
+    with running_engine(
+        folder, num_blocks=24 * groups, num_host_blocks=200 * groups, num_snapshots=2, num_host_snapshots=40,
+        max_model_len=160, max_num_batched_tokens=32, **SAVING,
     ) as engine:  # fmt: skip
         for _ in range(3):
             assert tokens(run(engine, PROMPTS)) == expected

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from engine_svc.adapters.adapter import read_adapter
 from engine_svc.parallel.group import ParallelGroups
+from engine_svc.plan import CacheSize
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner.runner import Runner
 from quire.errors import StartupError
@@ -134,7 +135,7 @@ def test_passes_of_heads_are_recorded(made: Made, caplog: pytest.LogCaptureFixtu
 def run_head(made: Made, **chosen: Any) -> Runner:
     options = engine_options(dtype="float32", use_tqdm_on_load=False, speculative_config=made.config, **chosen)
     runner = Runner(ModelOptions(model=str(made.target)), options, ParallelGroups(), torch.device("cpu"))
-    runner.allocate(128, num_snapshots=1)
+    runner.allocate(CacheSize(128, num_snapshots=1))
     return runner
 
 

@@ -252,11 +252,3 @@ def test_other_activations_of_recurrent_layers_are_refused(model_folder: ModelFo
     written = json.loads((model_folder(family) / "config.json").read_text())
     with pytest.raises(StartupError, match="the activation 'gelu'; for recurrent layers"):
         config_for(written | {field: "gelu"})
-
-
-def test_host_memory_is_refused(model_folder: ModelFolder) -> None:
-    with (
-        pytest.raises(StartupError, match="--swap-space does not support models with recurrent layers"),
-        running_engine(model_folder("jamba"), swap_space=1.0),
-    ):
-        pass

@@ -69,7 +69,7 @@ from pathlib import Path
 import torch
 from engine_svc.parallel.group import join_groups
 from engine_svc.parallel.layout import ParallelLayout
-from engine_svc.plan import NewSequence, SamplingPlan, ScheduledSequence, StepPlan
+from engine_svc.plan import CacheSize, NewSequence, SamplingPlan, ScheduledSequence, StepPlan
 from engine_svc.runner.runner import Runner
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
@@ -82,7 +82,7 @@ options = engine_options(dtype="float32", model_impl="transformers", tensor_para
 found = []
 for model in models:
     runner = Runner(ModelOptions(model=model), options, groups, torch.device("cpu"))
-    runner.allocate(24)
+    runner.allocate(CacheSize(24))
     # Each of the model's groups of layers has blocks of its own.
     size, kinds = runner.spec().block_size, len(runner.spec().windows)
     blocks = [list(range(kind * 6, kind * 6 + 6)) for kind in range(kinds)]

@@ -11,7 +11,16 @@ import pytest
 import torch
 
 from engine_svc.parallel.group import ParallelGroups
-from engine_svc.plan import BlockTransfer, NewSequence, SamplingPlan, ScheduledSequence, StepPlan, StepResult, Transfers
+from engine_svc.plan import (
+    BlockTransfer,
+    CacheSize,
+    NewSequence,
+    SamplingPlan,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+    Transfers,
+)
 from engine_svc.runner.runner import Runner
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
@@ -35,7 +44,7 @@ def running(folder: Path, draft: Path | None = None, host_blocks: int = 0, **opt
     config = {"method": "draft_model", "model": str(draft or folder)}
     chosen = engine_options(**{"dtype": "float32", "use_tqdm_on_load": False, "speculative_config": config} | options)
     runner = Runner(ModelOptions(model=str(folder)), chosen, ParallelGroups(), torch.device("cpu"))
-    runner.allocate(32, host_blocks)
+    runner.allocate(CacheSize(32, host_blocks))
     yield runner
 
 

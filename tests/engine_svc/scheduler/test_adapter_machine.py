@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine_svc.adapters.adapter import Adapter
 from engine_svc.core.engine import MAX_CONSECUTIVE_FAILURES, Engine, EngineFacts
-from engine_svc.plan import StepPlan
+from engine_svc.plan import CacheSize, StepPlan
 from engine_svc.requests.admission import sequence_seed
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
@@ -57,7 +57,7 @@ class AdapterMachine(RuleBasedStateMachine):
         )  # fmt: skip
         blocks = LENGTH // BLOCK + spare
         host = host if caching else 0
-        executor.allocate(blocks, host)
+        executor.allocate(CacheSize(blocks, host))
         self.engine = Engine(
             executor,
             engine_options(

@@ -2,41 +2,57 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import time
+from collections.abc import Callable
 
 import pytest
 
 from engine_svc.core.engine import Engine, EngineFacts
+from engine_svc.plan import CacheSize
 from engine_svc.requests.request import GenerationRequest
 from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 from tests.support.plans import sampling_plan
 from tests.support.rank_drafter import RankDrafter
+from tests.support.remote_connector import Fare, Remote, RemoteConnector, list_store
 from tests.support.run_engine import run_requests
 
 VOCABULARY, BLOCK, LENGTH = 50, 4, 96
 
 
-def make_engine(num_snapshots: int, every: int = 2, drafts: int = 0, **given: int) -> Engine:
+def make_engine(
+    num_snapshots: int,
+    every: int = 2,
+    drafts: int = 0,
+    remote: Remote | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **given: int,
+) -> Engine:
     """An engine whose executor checks that each sequence's state is that of its computed tokens.
 
     Args:
         drafts: drafted tokens that each step should verify, half of them right.
+        remote: keeps blocks and states elsewhere.
     """
-    sizes = {"num_blocks": 200, "slots": 8, "budget": 64, "in_flight": 1, "stages": 1} | given
+    sizes = {"num_blocks": 200, "slots": 8, "budget": 64, "in_flight": 1, "stages": 1, "host": 0} | given
     executor = FakeExecutor(
         VOCABULARY, BLOCK, LENGTH, verify=True, max_in_flight=sizes["in_flight"] - 1 + sizes["stages"],
         keeps_states=True, right_guesses=drafts // 2,
+        make_store=list_store(remote, [(9, 9)] * BLOCK) if remote else None,
     )  # fmt: skip
-    executor.allocate(sizes["num_blocks"], 0, num_snapshots)
+    executor.allocate(CacheSize(sizes["num_blocks"], 10 * sizes["host"], num_snapshots, sizes["host"]))
     facts = EngineFacts(
         num_blocks=sizes["num_blocks"], block_size=BLOCK, max_model_len=LENGTH, num_stages=sizes["stages"],
         max_num_batched_tokens=sizes["budget"], has_states=True, num_snapshots=num_snapshots,
-        snapshot_tokens=every * BLOCK,
+        snapshot_tokens=every * BLOCK, num_host_blocks=10 * sizes["host"], num_host_snapshots=sizes["host"],
     )  # fmt: skip
-    drafter = RankDrafter(drafts) if drafts else None
-    return Engine(executor, engine_options(max_num_seqs=sizes["slots"]), facts, drafter=drafter)
+    return Engine(
+        executor, engine_options(max_num_seqs=sizes["slots"]), facts, clock,
+        drafter=RankDrafter(drafts) if drafts else None, connector=RemoteConnector(remote) if remote else None,
+    )  # fmt: skip
 
 
 def request(prompt: list[int], max_tokens: int = 1, n: int = 1) -> GenerationRequest:
@@ -50,13 +66,24 @@ def request(prompt: list[int], max_tokens: int = 1, n: int = 1) -> GenerationReq
         {"num_blocks": 40, "in_flight": 2, "every": 1}, {"num_blocks": 30, "budget": 23, "stages": 2, "every": 3},
         {"num_snapshots": 5, "stages": 3, "slots": 12}, {"drafts": 4}, {"drafts": 6, "num_snapshots": 2, "every": 3},
         {"drafts": 3, "num_blocks": 40, "every": 1}, {"drafts": 4, "stages": 2, "budget": 23},
+        {"num_snapshots": 3, "num_blocks": 40, "host": 20}, {"num_snapshots": 1, "host": 5, "slots": 3, "in_flight": 2},
+        {"num_snapshots": 4, "num_blocks": 30, "host": 3, "stages": 3, "every": 1}, {"host": 30, "drafts": 4},
     ],
     ids=str,
 )  # fmt: skip
 def test_states_are_those_of_the_computed_tokens(given: dict[str, int]) -> None:
+    engine = make_engine(**{"num_snapshots": 12, **given})
+    converse(engine)
+    counters = engine.load().counters
+    hits = counters.prefix_cache_hits + counters.external_cache_hits
+    assert (hits > 800) == (given.get("num_snapshots") != 0)
+    assert (counters.preemptions > 0) == ("num_blocks" in given)
+    assert (counters.external_cache_hits > 100) == ("host" in given)
+
+
+def converse(engine: Engine) -> None:
     """Conversations go on, prompts share beginnings, sequences are preempted; the fake model checks every state."""
     draw = random.Random(7)
-    engine = make_engine(**{"num_snapshots": 12, **given})
     beginnings = [[draw.randrange(VOCABULARY) for _ in range(draw.randrange(5, 40))] for _ in range(3)]
     conversations = [list(draw.choice(beginnings)) for _ in range(12)]
     plan = sampling_plan(temperature=0)
@@ -72,9 +99,28 @@ def test_states_are_those_of_the_computed_tokens(given: dict[str, int]) -> None:
             assert [output.token_ids for output in outputs] == [expected] * one.sampling.n
             conversations[index] += expected
         engine.check()
-    counters = engine.load().counters
-    assert (counters.prefix_cache_hits > 800) == (given.get("num_snapshots") != 0)
-    assert (counters.preemptions > 0) == ("num_blocks" in given)
+
+
+@pytest.mark.parametrize(
+    ("load", "save", "given"),
+    [
+        (lambda key: Fare(key % 5), lambda key: Fare(), {"num_snapshots": 5}),
+        (lambda key: Fare(key % 5, most=key % 9), lambda key: Fare(), {"num_blocks": 40, "slots": 3}),
+        (lambda key: Fare(), lambda key: Fare(key % 5, most=key % 2), {"num_snapshots": 2, "in_flight": 2}),
+        (lambda key: Fare(None, lingers=key % 3), lambda key: Fare(3), {"num_snapshots": 3, "stages": 2}),
+    ],
+    ids=["late", "in part", "few are saved", "never"],
+)
+def test_states_that_arrive_later(
+    load: Callable[[int], Fare], save: Callable[[int], Fare], given: dict[str, int]
+) -> None:
+    """Two workers keep blocks and states in the same place; few of the first one's fit its device."""
+    now, remote = itertools.count(), Remote(load=load, save=save, wait_seconds=20)
+    for _ in range(2):
+        engine = make_engine(**{"num_snapshots": 12, **given}, remote=remote, clock=lambda: float(next(now)))
+        converse(engine)
+    assert (engine.load().counters.external_cache_hits > 100) == (load(1).steps is not None)
+    assert engine.load().used_kv_blocks == 0
 
 
 def test_small_steps_are_not_made_for_states_in_the_middle() -> None:

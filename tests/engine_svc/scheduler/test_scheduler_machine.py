@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.layer_groups import most_blocks, tokens_under_way
-from engine_svc.plan import StepPlan
+from engine_svc.plan import CacheSize, StepPlan
 from engine_svc.requests.admission import sequence_seed
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
@@ -57,7 +57,7 @@ class EngineMachine(RuleBasedStateMachine):
             failed_slots=self._fail, max_model_len=self.length,
             make_store=list_store(remote, [(9, 9)] * BLOCK) if remote else None,
         )  # fmt: skip
-        executor.allocate(blocks, host)
+        executor.allocate(CacheSize(blocks, host))
         self.engine = Engine(
             executor,
             engine_options(
