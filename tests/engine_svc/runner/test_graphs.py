@@ -324,7 +324,7 @@ def allocate_with(capture: Capture, query_len: int = 1, *, warms_up: bool = Fals
             )  # without graphs, and the interpreter compiles nothing
             allocate(runner, *arguments)
         if warms_up:
-            runner.warm_up(arguments[0], 6)
+            runner.warm_up(arguments[0].num_blocks, 6)
         runner.make_graphs(capture, query_len)
 
     return both
