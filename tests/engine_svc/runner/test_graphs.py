@@ -20,7 +20,7 @@ from engine_svc.attention.triton import TritonBackend
 from engine_svc.kernels.experts import SortedRows, sort_by_expert
 from engine_svc.kernels.sampling import draw
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
-from engine_svc.plan import NewSequence, PositionLogprobs, SamplingPlan, ScheduledSequence, StepPlan
+from engine_svc.plan import CacheSize, NewSequence, PositionLogprobs, SamplingPlan, ScheduledSequence, StepPlan
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner import warm_up
 from engine_svc.runner.batch import SlotBuffers
@@ -317,14 +317,13 @@ def test_without_graphs_decoding_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
 def allocate_with(capture: Capture, query_len: int = 1, *, warms_up: bool = False) -> Callable[..., None]:
     allocate = Runner.allocate
 
-    def both(runner: Runner, *arguments: int) -> None:
+    def both(runner: Runner, size: CacheSize) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                Runner, "_run_prompt", lambda *_: None
-            )  # without graphs, and the interpreter compiles nothing
-            allocate(runner, *arguments)
+            # Without graphs, and the interpreter compiles nothing.
+            patch.setattr(Runner, "_run_prompt", lambda *_: None)
+            allocate(runner, size)
         if warms_up:
-            runner.warm_up(arguments[0].num_blocks, 6)
+            runner.warm_up(size.num_blocks, 6)
         runner.make_graphs(capture, query_len)
 
     return both
