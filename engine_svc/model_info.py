@@ -50,6 +50,8 @@ class ModelInfo:
     batch_invariant: bool = False
     state_bytes: int = 0
     num_snapshots: int = 0  # saved states of recurrent layers that fit
+    num_host_blocks: int = 0  # of the second tier, in host memory
+    num_host_snapshots: int = 0
     max_loras: int = 0
     draft_cache_bytes: int = 0
     data_parallel_rank: int | None = None
@@ -85,7 +87,7 @@ class ModelInfo:
             return f"{opening}: {self._pooled(self.pooling)}"
         return (
             f"{opening}: KV cache of {tokens:,} tokens, room for {tokens / self.max_model_len:.2f} requests of the "
-            f"full {self.max_model_len:,} tokens at once{self._states()}{self._draft()}"
+            f"full {self.max_model_len:,} tokens at once{self._states()}{self._draft()}{self._host_tier()}"
         )
 
     def _pooled(self, facts: PoolingFacts) -> str:
@@ -105,6 +107,12 @@ class ModelInfo:
     def _draft(self) -> str:
         mebibytes = self.draft_cache_bytes / 2**20
         return f"; {mebibytes:,.1f} MiB of its memory are for the draft model" if self.draft_cache_bytes else ""
+
+    def _host_tier(self) -> str:
+        if not self.num_host_blocks:
+            return ""
+        states = f" and {self.num_host_snapshots:,} states" if self.num_host_snapshots else ""
+        return f"; host memory has room for {self.num_host_blocks:,} blocks{states} that it forgets"
 
 
 def make_model_info(
@@ -148,6 +156,8 @@ def make_model_info(
         batch_invariant=spec.batch_invariant,
         state_bytes=spec.state_bytes,
         num_snapshots=size.num_snapshots,
+        num_host_blocks=size.num_host_blocks,
+        num_host_snapshots=size.num_host_snapshots,
         max_loras=options.lora.max_loras if options.lora.enable_lora else 0,
         draft_cache_bytes=spec.draft_bytes_per_block * size.num_blocks,
         data_parallel_rank=options.parallel.data_parallel_rank,

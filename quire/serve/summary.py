@@ -62,6 +62,7 @@ def _memory(model: common_pb2.ModelInfo) -> dict[str, str]:
     return {
         "KV cache": f"{tokens:,} tokens per worker ({model.num_kv_blocks:,} blocks of {model.block_size})",
         **({"states": _states(model)} if model.state_bytes else {}),
+        **({"host tier": _host_tier(model)} if model.num_host_blocks else {}),
         **({"draft": f"{model.draft_cache_bytes / 2**20:,.1f} MiB in addition"} if model.draft_cache_bytes else {}),
         "concurrency": f"{tokens / model.max_model_len:.1f} x {model.max_model_len:,} tokens per request at full "
         f"length, at most {model.max_num_seqs} sequences",
@@ -83,6 +84,12 @@ def _states(model: common_pb2.ModelInfo) -> str:
     """Describes the memory for the states of recurrent layers."""
     size = f"{model.state_bytes / 2**20:,.1f} MiB for {model.max_num_seqs} sequences"
     return f"{size}; the prefix cache has room for {model.num_snapshots:,} more" if model.num_snapshots else size
+
+
+def _host_tier(model: common_pb2.ModelInfo) -> str:
+    """Describes what host memory keeps of the prefix cache."""
+    blocks = f"{model.num_host_blocks:,} more blocks"
+    return f"{blocks} and {model.num_host_snapshots:,} more states" if model.num_host_snapshots else blocks
 
 
 def _example(model: common_pb2.ModelInfo, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None) -> tuple[str, str]:

@@ -375,7 +375,7 @@ class RequestError(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., parameter: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint", "prompt_embeds_size", "batch_invariant", "cpu_kernels", "state_bytes", "adapters", "max_loras", "draft_cache_bytes", "runner", "pooling", "data_parallel_rank", "lockstep_ranks", "accepts_images", "accepts_videos", "accepts_audio", "num_snapshots")
+    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint", "prompt_embeds_size", "batch_invariant", "cpu_kernels", "state_bytes", "adapters", "max_loras", "draft_cache_bytes", "runner", "pooling", "data_parallel_rank", "lockstep_ranks", "accepts_images", "accepts_videos", "accepts_audio", "num_snapshots", "num_host_blocks", "num_host_snapshots")
     SERVED_MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +410,8 @@ class ModelInfo(_message.Message):
     ACCEPTS_VIDEOS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_AUDIO_FIELD_NUMBER: _ClassVar[int]
     NUM_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     served_model_names: _containers.RepeatedScalarFieldContainer[str]
     model: str
     architecture: str
@@ -444,7 +446,9 @@ class ModelInfo(_message.Message):
     accepts_videos: bool
     accepts_audio: bool
     num_snapshots: int
-    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., prompt_embeds_size: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., cpu_kernels: _Optional[str] = ..., state_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., max_loras: _Optional[int] = ..., draft_cache_bytes: _Optional[int] = ..., runner: _Optional[str] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., lockstep_ranks: _Optional[int] = ..., accepts_images: _Optional[bool] = ..., accepts_videos: _Optional[bool] = ..., accepts_audio: _Optional[bool] = ..., num_snapshots: _Optional[int] = ...) -> None: ...
+    num_host_blocks: int
+    num_host_snapshots: int
+    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., prompt_embeds_size: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., cpu_kernels: _Optional[str] = ..., state_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., max_loras: _Optional[int] = ..., draft_cache_bytes: _Optional[int] = ..., runner: _Optional[str] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., lockstep_ranks: _Optional[int] = ..., accepts_images: _Optional[bool] = ..., accepts_videos: _Optional[bool] = ..., accepts_audio: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_snapshots: _Optional[int] = ...) -> None: ...
 
 class PoolingInfo(_message.Message):
     __slots__ = ("tasks", "embedding_size", "token_embedding_size", "is_matryoshka", "matryoshka_dimensions", "num_labels", "label_names", "is_cross_encoder", "is_late_interaction", "type_vocab_size", "pooling_type", "normalize", "use_activation", "max_inputs", "prompts", "default_prompt_name")

@@ -26,6 +26,14 @@ def test_and_what_a_draft_model_takes() -> None:
     assert said.endswith("; 3.0 MiB of its memory are for the draft model")
 
 
+def test_and_what_host_memory_keeps() -> None:
+    assert "host memory" not in INFO.summary()
+    said = dataclasses.replace(INFO, num_host_blocks=12_000).summary()
+    assert said.endswith("; host memory has room for 12,000 blocks that it forgets")
+    said = dataclasses.replace(INFO, num_host_blocks=12_000, num_host_snapshots=30).summary()
+    assert said.endswith("; host memory has room for 12,000 blocks and 30 states that it forgets")
+
+
 def test_and_what_states_take_and_cost() -> None:
     with_states = dataclasses.replace(INFO, state_bytes=3 * 2**20)
     taken = "; the states of its recurrent layers take 3.0 MiB for 8 sequences"

@@ -27,6 +27,13 @@ def test_of_models_that_write() -> None:
     assert "curl http://here/v1/completions" in text
 
 
+def test_of_a_host_tier() -> None:
+    assert "host tier" not in summary(model_info(kv_cache_tokens=250))
+    assert "host tier    1,200 more blocks\n" in summary(model_info(kv_cache_tokens=250, num_host_blocks=1200))
+    text = summary(model_info(kv_cache_tokens=250, num_host_blocks=1200, num_host_snapshots=3))
+    assert "host tier    1,200 more blocks and 3 more states\n" in text
+
+
 def test_of_models_that_pool() -> None:
     pooling = common_pb2.PoolingInfo(tasks=[common_pb2.POOLING_TASK_EMBED], embedding_size=384, pooling_type="MEAN")
     text = summary(model_info(runner="pooling", pooling=pooling))
