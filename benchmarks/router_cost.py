@@ -87,7 +87,9 @@ class SilentWorker(Worker):
     def blocks(self) -> WorkerBlocks:
         return self._blocks
 
-    def start_generation(self, stream_id: int, assignment: Assignment, timeout_ms: int) -> None:
+    def start_generation(
+        self, stream_id: int, assignment: Assignment, timeout_ms: int, *, hands_over: bool = False
+    ) -> None:
         """Does nothing."""
 
     def abort(self, stream_id: int) -> None:

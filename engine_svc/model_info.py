@@ -52,6 +52,7 @@ class ModelInfo:
     num_snapshots: int = 0  # saved states of recurrent layers that fit
     num_host_blocks: int = 0  # of the second tier, in host memory
     num_host_snapshots: int = 0
+    kv_role: str = ""  # how it exchanges blocks with other workers; empty if it does not
     max_loras: int = 0
     draft_cache_bytes: int = 0
     data_parallel_rank: int | None = None
@@ -158,6 +159,7 @@ def make_model_info(
         num_snapshots=size.num_snapshots,
         num_host_blocks=size.num_host_blocks,
         num_host_snapshots=size.num_host_snapshots,
+        kv_role=options.cache.transfer().kv_role if options.cache.transfer().is_on else "",
         max_loras=options.lora.max_loras if options.lora.enable_lora else 0,
         draft_cache_bytes=spec.draft_bytes_per_block * size.num_blocks,
         data_parallel_rank=options.parallel.data_parallel_rank,

@@ -187,8 +187,9 @@ class EngineWorker:
         return engine
 
     def _make_connector(self) -> KvConnector | None:
-        config = self._options.cache.transfer()
-        return SharedStorage(config, lambda: self.info.fingerprint) if config.is_on else None
+        config, parallel = self._options.cache.transfer(), self._options.parallel
+        num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        return SharedStorage(config, lambda: self.info.fingerprint, num_ranks) if config.is_on else None
 
     def _make_drafter(self) -> Drafter | None:
         config = self._options.speculative.chosen()

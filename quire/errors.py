@@ -22,6 +22,7 @@ from __future__ import annotations
 LOADING = "LOADING"  # Unavailable: the worker is not ready yet
 DRAINING = "DRAINING"  # Unavailable: it takes no new requests
 PAUSED = "PAUSED"  # Unavailable: an operator has paused it, or put it to sleep
+PREFILLED = "PREFILLED"  # Unavailable: the prompt's KV blocks are saved, and another worker continues
 WORKER_LOST = "WORKER_LOST"  # Unavailable: the workers that ran the request are gone
 ENGINE_FAULT = "ENGINE_FAULT"  # Internal, Unavailable: the engine failed, and another may not
 REQUEST_FAULT = "REQUEST_FAULT"  # Internal: the request's own fault; it would fail on another worker too

@@ -56,7 +56,7 @@ class RouterCore:
         self._swept = clock.time()
         self._outliers = OutlierEjection(workers, clock.time, metrics.ejections.inc)
         self.table: PlacementTable[Stream] = PlacementTable(
-            self._ready_workers, self.index, options.routing_policy, make_policy(options, random), clock, metrics
+            self._ready_workers, self.index, options, make_policy(options, random), clock, metrics
         )
         self.dispatcher = Dispatcher(
             self.table, self._outliers, clock, metrics, options, self.aliases, SeedSource(generator=random)

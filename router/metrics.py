@@ -17,6 +17,10 @@ class RouterMetrics:
         self._requests = {outcome: requests.labels(outcome) for outcome in _OUTCOMES}
         self.deltas = Counter("quire_router_deltas", "Deltas received from workers.", registry=registry)
         self.migrations = Counter("quire_router_migrations", "Moves of a request to another worker.", registry=registry)
+        self.hand_overs = Counter(
+            "quire_router_hand_overs", "Requests that a worker handed over to another one, having computed their "
+            "prompts.", registry=registry,
+        )  # fmt: skip
         retries = Counter(
             "quire_router_retries",
             "Requests that a worker refused or failed before their first token: retried on another worker (retried), "

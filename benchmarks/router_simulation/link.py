@@ -84,7 +84,9 @@ class SimWorker(Worker):
         """See Worker."""
         return self._blocks
 
-    def start_generation(self, stream_id: int, assignment: Assignment, timeout_ms: int) -> None:
+    def start_generation(
+        self, stream_id: int, assignment: Assignment, timeout_ms: int, *, hands_over: bool = False
+    ) -> None:
         """See Worker."""
         if not self._connected:
             raise Unavailable("There is no connection.")

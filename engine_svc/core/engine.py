@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from engine_svc.adapters.adapter import Adapter
 from engine_svc.core.constraints import ConstrainedRequests
+from engine_svc.core.hand_overs import HandOvers
 from engine_svc.core.live_requests import LiveRequests
 from engine_svc.core.processor import StepProcessor
 from engine_svc.core.rest import Rest, ScheduledWork
@@ -98,6 +99,7 @@ class Engine:
         self._processor = StepProcessor(
             self._scheduler, self._kv_cache, self._requests, self._statistics, clock, drafter
         )
+        self._hand_overs = HandOvers(self._requests, self._kv_cache, clock)
         self._constraints = ConstrainedRequests(grammars, self._requests, self._scheduler, facts.eos_token_ids)
         self._arrivals = itertools.count()
         self._seeds = SeedSource(options.generation.seed)
@@ -156,6 +158,8 @@ class Engine:
         seed = self._seeds.draw() if request.sampling.seed is None else request.sampling.seed
         live.sequences = make_sequences(live, order, self._facts.max_model_len, seed)
         self._requests.enter(live)
+        if request.hands_over:
+            self._hand_overs.add(live)
         if self._drafter is not None:
             self._drafter.enter(live, self.num_waiting)
         if self._requests.has_too_many_logprobs(live):
@@ -216,6 +220,7 @@ class Engine:
         self._constraints.start_ready()
         if not self.rest.asleep:
             self._advance()
+        self._hand_overs.settle()
         return self._requests.take()
 
     def _advance(self) -> None:

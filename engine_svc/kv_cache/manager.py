@@ -355,6 +355,17 @@ class KvCacheManager:
         """Whether a transfer is under way that no step waits for; it advances with steps, even those without tokens."""
         return self._transfers.is_active
 
+    def is_saved(self, table: BlockTable, num_tokens: int) -> bool:
+        """Whether other workers find the full blocks of the first `num_tokens` tokens, and the last states, if any."""
+        while table.num_saved < num_tokens // self.block_size:
+            if table.num_saved >= len(table.hashes) or not self._is_kept(table.hashes[table.num_saved]):
+                return False
+            table.num_saved += 1
+        return not table.last_snapshot or self._connector.is_saved(BlockName(table.last_snapshot, STATES))
+
+    def _is_kept(self, block_hash: bytes) -> bool:
+        return all(self._connector.is_saved(BlockName(block_hash, group)) for group in range(len(self._windows)))
+
     def take_transfers(self) -> Transfers:
         """Returns the transfers that the step that has been planned begins with."""
         self._device.release(self._beginning)

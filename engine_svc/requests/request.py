@@ -39,6 +39,7 @@ class GenerationRequest:
     images: tuple[Image, ...] = ()  # within the prompt
     constraint: Constraint | None = None  # followed by all outputs
     progress: tuple[ChoiceProgress, ...] = ()  # one per sequence; empty for a new request
+    hands_over: bool = False  # another worker continues once the prompt's blocks are saved; see core/hand_overs.py
 
     @property
     def content_bytes(self) -> int:

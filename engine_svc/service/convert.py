@@ -43,11 +43,14 @@ TASKS = {
 TASK_NUMBERS = {name: number for number, name in TASKS.items()}
 
 
-def to_request(generation: common_pb2.Generation, request_id: str = "") -> GenerationRequest:
+def to_request(
+    generation: common_pb2.Generation, request_id: str = "", *, hands_over: bool = False
+) -> GenerationRequest:
     """Converts a request and fills in defaults; does not validate it.
 
     Args:
         request_id: used if the message has none; generated if this is empty too.
+        hands_over: see GenerationRequest.
     """
     return GenerationRequest(
         request_id=generation.request_id or request_id or uuid.uuid4().hex,
@@ -61,6 +64,7 @@ def to_request(generation: common_pb2.Generation, request_id: str = "") -> Gener
         images=to_images(generation.images),
         constraint=to_constraint(generation.constraint) if generation.HasField("constraint") else None,
         progress=tuple(ChoiceProgress(list(choice.token_ids), choice.finished) for choice in generation.progress),
+        hands_over=hands_over,
     )
 
 
@@ -200,6 +204,7 @@ def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common
         num_snapshots=info.num_snapshots,
         num_host_blocks=info.num_host_blocks,
         num_host_snapshots=info.num_host_snapshots,
+        kv_role=info.kv_role,
         adapters=map(from_adapter, adapters),
         max_loras=info.max_loras,
         draft_cache_bytes=info.draft_cache_bytes,

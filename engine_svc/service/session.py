@@ -102,7 +102,7 @@ class EngineSession:
         if start.stream_id in self._keys:
             raise InvalidRequest(f"stream_id {start.stream_id} is already in use.", parameter="stream_id")
         try:
-            key = self._worker.submit(to_request(start.generation), self)
+            key = self._worker.submit(to_request(start.generation, hands_over=start.hands_over), self)
         except QuireError as error:
             self._refuse(start.stream_id, error)
             return

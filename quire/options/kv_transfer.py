@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 _CONNECTORS = ("SharedStorageConnector", "ExampleConnector")  # vLLM's former and present name of the same one
+PRODUCER = "kv_producer"  # only saves blocks: where other workers load them, it computes prompts for those
 
 
 class SharedStorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

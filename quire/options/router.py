@@ -48,6 +48,11 @@ class RouterOptions:
         10.0, "Workers that registered themselves are removed after this long without a heartbeat.", minimum=0.5
     )
     routing_policy: str = option("prefix", "How the worker for a request is chosen.", choices=ROUTING_POLICIES)
+    prefill_worker_min_tokens: int = option(
+        256, "If workers with kv_role kv_producer (--kv-transfer-config) save KV blocks that others load: a prompt of "
+        "which each of those others would have to compute this many tokens or more is computed by a producer first, "
+        "and continues at one of the others.", minimum=1,
+    )  # fmt: skip
     placement_cost: PlacementCostOptions = PlacementCostOptions()
     max_index_blocks: int = option(
         4_000_000, "Maximum number of KV blocks in the prefix index, at about 100 bytes each. Beyond that, it keeps "

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.block_hash import block_keys
+from quire.options.router import RouterOptions
 from router.clock import Clock
 from router.index.prefix_index import PrefixIndex
 from router.placement.decisions import Decision, Decisions, worth_keeping
@@ -43,12 +45,13 @@ class PlacementTable(Generic[Request]):
     """The requests that are on a worker now, by their worker stream id."""
 
     def __init__(
-        self, ready_workers: ReadyWorkers, index: PrefixIndex, policy_name: str, policy: Policy, clock: Clock,
+        self, ready_workers: ReadyWorkers, index: PrefixIndex, options: RouterOptions, policy: Policy, clock: Clock,
         metrics: PlacementMetrics,
     ) -> None:  # fmt: skip
         self._ready_workers = ready_workers
         self._index = index
-        self._policy_name = policy_name
+        self._policy_name = options.routing_policy
+        self._min_prefill_tokens = options.prefill_worker_min_tokens
         self._policy = policy
         self._clock = clock
         self._metrics = metrics
@@ -91,7 +94,14 @@ class PlacementTable(Generic[Request]):
         if not len(places):
             return False
         started = time.perf_counter()
-        candidates = self._candidates(stream, ready, places)
+        candidates = self._candidates(stream, ready)
+        stream.hands_over = False
+        if ready.prefills is not None:
+            places = self._of_next_phase(stream, places, ready.prefills, candidates)
+            if not len(places):
+                return False
+        if len(places) < len(candidates):
+            candidates = candidates.take(places)
         place = self._policy.choose(stream.request, candidates)
         seconds = time.perf_counter() - started
         worker = ready.workers[places[place]]
@@ -141,10 +151,29 @@ class PlacementTable(Generic[Request]):
             whom = same if same.any() else whom
         return (whom & room).nonzero()[0]
 
-    def _candidates(self, stream: RoutedRequest, ready: ReadySet, places: Places) -> Candidates:
-        coverage = self._coverage(stream, ready)
-        found = Candidates(ready.figures(), ready.homes, *coverage, ready.lacking_adapter())
-        return found if len(places) == len(found) else found.take(places)
+    def _of_next_phase(
+        self, stream: RoutedRequest, places: Places, prefills: NDArray[np.bool_], everywhere: Candidates
+    ) -> Places:
+        """Those of the workers with room that the request goes to next: to compute its prompt for others, or to
+        generate. A request that has no worker to generate on waits, so that prompts are not computed in vain.
+
+        Args:
+            prefills: whether each worker computes prompts for others.
+            everywhere: all workers.
+        """
+        computing, generating = places[prefills[places]], places[~prefills[places]]
+        # Log-probabilities of the prompt are reported as it is computed, and its blocks are not looked up.
+        is_whole = stream.is_prefilled or stream.assignment.generation.sampling.HasField("prompt_logprobs")
+        if is_whole or not len(computing) or not len(generating):
+            return generating
+        known = everywhere.take(generating)
+        most = (known.cached_tokens + (0 if known.host_cached_tokens is None else known.host_cached_tokens)).max()
+        stream.hands_over = bool(stream.request.known_tokens - most >= self._min_prefill_tokens)
+        return computing if stream.hands_over else generating
+
+    def _candidates(self, stream: RoutedRequest, ready: ReadySet) -> Candidates:
+        """All ready workers."""
+        return Candidates(ready.figures(), ready.homes, *self._coverage(stream, ready), ready.lacking_adapter())
 
     def _coverage(self, stream: RoutedRequest, ready: ReadySet) -> tuple[Counts, Counts | None, Counts | None]:
         """How much of the request each ready worker has cached: tokens on the device, tokens in host memory, and tokens
@@ -184,7 +213,9 @@ class PlacementTable(Generic[Request]):
             known: tokens of the request that the worker has cached.
         """
         stream_id = next(self._ids)
-        worker.start_generation(stream_id, stream.assignment, self._timeout_ms(stream))
+        worker.start_generation(stream_id, stream.assignment, self._timeout_ms(stream), hands_over=stream.hands_over)
+        if stream.is_prefilled:  # its blocks are loaded
+            known = stream.request.known_tokens - 1
         stream.attempts += 1
         stream.worker, stream.worker_stream_id, stream.started = worker, stream_id, False
         stream.prompt_tokens = stream.request.known_tokens

@@ -43,5 +43,8 @@ class RoutedRequest:
     avoid: Worker | None = None
     avoid_until: float = 0.0
     make: str = ""
+    # Whether its current worker hands it over once the prompt's blocks are saved, and whether one has done so.
+    hands_over: bool = False
+    is_prefilled: bool = False
     # Whether its first delta from its current worker has arrived.
     started: bool = False

@@ -11,6 +11,7 @@ from functools import partial
 from quire.bounds import MAX_CALLER_NAME_LENGTH, check_count
 from quire.errors import (
     ENGINE_FAULT,
+    PREFILLED,
     WORKER_LOST,
     DeadlineExceeded,
     Internal,
@@ -290,6 +291,9 @@ class Dispatcher:
         """Moves a request that its worker gave up on to another one; returns False if the request should end
         instead."""
         error, worker = from_request_error(delta.error), stream.worker
+        if error.reason == PREFILLED:
+            self._hand_over(stream, delta.usage)
+            return True
         if not isinstance(error, Unavailable) and error.reason != ENGINE_FAULT:
             return False
         crashed = not isinstance(error, Unavailable)
@@ -308,6 +312,22 @@ class Dispatcher:
                 return True
         self._move(stream, error)
         return True
+
+    def _hand_over(self, stream: Stream, usage: common_pb2.GenerationUsage) -> None:
+        """Continues a request on a worker that loads its prompt's blocks, from the tokens that it has."""
+        if stream.worker is not None:
+            self._outliers.succeeded(stream.worker)
+        stream.prefill_usage = usage
+        stream.is_prefilled = True
+        self._table.remove(stream)
+        self._metrics.hand_overs.inc()
+        self._take_progress(stream)
+        self._enter(stream)
+
+    def _take_progress(self, stream: Stream) -> None:
+        """Notes what has been generated, for the next worker."""
+        stream.assignment = dataclasses.replace(stream.assignment, progress=stream.journal.progress())
+        stream.request = dataclasses.replace(stream.request, generated_tokens=stream.journal.num_tokens)
 
     def _begin(self, stream: Stream) -> None:
         """Handles the request's first delta from its current worker."""
@@ -348,8 +368,7 @@ class Dispatcher:
         if stream.fruitless >= _MOST_FRUITLESS or stream.attempts >= _MOST_ATTEMPTS or stream.journal.finished:
             self._fail(stream, error)
             return
-        stream.assignment = dataclasses.replace(stream.assignment, progress=stream.journal.progress())
-        stream.request = dataclasses.replace(stream.request, generated_tokens=stream.journal.num_tokens)
+        self._take_progress(stream)
         self._metrics.migrations.inc()
         if stream.suspicions < _SUSPICIONS:
             self._enter(stream)
@@ -362,6 +381,9 @@ class Dispatcher:
         if not failed:
             usage = delta.usage
             usage.router_queue_seconds = stream.waited
+            if stream.prefill_usage is not None:  # what the last worker found in its cache was computed for it
+                for name in ("cached_prompt_tokens", "queue_seconds", "prefill_seconds"):
+                    setattr(usage, name, getattr(stream.prefill_usage, name))
             self._outliers.succeeded(worker)
             self._table.check_prediction(stream, usage.cached_prompt_tokens)
             worker.prompt_tokens += usage.prompt_tokens

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from quire.options.kv_transfer import PRODUCER
 from quire.runners import GENERATE
 from router.index.prefix_index import WorkerBlocks
 from router.workers.assignment import Assignment
@@ -42,6 +43,8 @@ class Worker(ABC):
         self.make = ""
         # The kind of requests that its model is served for; see quire/runners.py.
         self.runner = GENERATE
+        # Whether it saves KV blocks for others, and loads none itself.
+        self.is_producer = False
         # Totals over the requests that ended there: prompt tokens, and how many of those it found in its cache.
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
@@ -57,8 +60,13 @@ class Worker(ABC):
         """The index's handle for its cache. A new object once the cache has started over."""
 
     @abstractmethod
-    def start_generation(self, stream_id: int, assignment: Assignment, timeout_ms: int) -> None:
+    def start_generation(
+        self, stream_id: int, assignment: Assignment, timeout_ms: int, *, hands_over: bool = False
+    ) -> None:
         """Sends a request to the worker, with the time left for it; 0 means no deadline.
+
+        Args:
+            hands_over: the worker ends it once the prompt's blocks are saved: see SessionStart.
 
         Raises:
             Unavailable: there is no connection.
@@ -96,6 +104,7 @@ class Worker(ABC):
         self.names = (*info.served_model_names, *self.adapters)
         self.make = f"{info.fingerprint}, {info.max_model_len} tokens" if info.fingerprint else ""
         self.runner = info.runner or GENERATE
+        self.is_producer = info.kv_role == PRODUCER
         self.load.bound(info.max_num_seqs, info.max_num_batched_tokens)
 
     def make_for(self, model: str) -> str:

@@ -58,6 +58,10 @@ class ReadySet:
         self.namings = sorted((naming for naming in places if naming[0]), key=lambda each: -len(places[each]))
         self._places = [places[naming] for naming in self.namings[:MOST_NAMINGS]]
         self._caches: tuple[int, list[AlikeCaches]] | None = None
+        # Whether each worker computes prompts for others, which load its blocks; None if none does.
+        makes = {worker.make_for(model) for worker in workers if worker.make and not worker.is_producer}
+        prefills = np.array([worker.is_producer and worker.make_for(model) in makes for worker in workers])
+        self.prefills: NDArray[np.bool_] | None = prefills if prefills.any() else None
 
     def is_outdated(self, table: LoadTable) -> bool:
         """Whether the workers have been given other columns."""

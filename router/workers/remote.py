@@ -140,10 +140,12 @@ class RemoteWorker(Worker):
         """See Worker."""
         return self._feed.blocks
 
-    def start_generation(self, stream_id: int, assignment: Assignment, timeout_ms: int) -> None:
+    def start_generation(
+        self, stream_id: int, assignment: Assignment, timeout_ms: int, *, hands_over: bool = False
+    ) -> None:
         """See Worker."""
         frame = self._link.post(num_bytes=most_bytes(assignment))
-        start = frame.starts.add(stream_id=stream_id, generation=assignment.generation)
+        start = frame.starts.add(stream_id=stream_id, generation=assignment.generation, hands_over=hands_over)
         write_assignment(assignment, timeout_ms, start.generation)
 
     def abort(self, stream_id: int) -> None:

@@ -18,9 +18,9 @@ from quire.options.parallel import ParallelOptions
 from tests.support.kubernetes import Container, LeaderWorkerSet, RayJob, render, validate
 
 ROOT = Path(__file__).parents[2] / "deploy/kubernetes"
-FOLDERS = ("base", "data-parallel", "ray")
+FOLDERS = ("base", "data-parallel", "prefill-decode", "ray")
 OPTIONS = {field.name for field in fields_of(ParallelOptions)}
-OWN = {"quire-gateway": "gateway", "quire-router": "router", "quire-tokenizer": "tokenizer"}
+OWN = {"quire-gateway": "gateway", "quire-router": "router", "quire-tokenizer": "tokenizer", "quire-engine-gpu": "engine"}
 # Not services' variables that are options: see deploy/README.md.
 FORBIDDEN_SERVICES = ("quire", "quire-router", "quire-metrics")
 
@@ -45,7 +45,7 @@ def test_rendered_objects_are_valid(folder: str) -> None:
     assert not [name for kind, name in names if kind == "Service" and name in FORBIDDEN_SERVICES]
     for container in found(objects, Container):
         assert container.image.endswith(":latest"), container.image  # a tag that the folder chooses
-        assert {mount.name for mount in container.volume_mounts} <= {"tmp", "shm", "model"}
+        assert {mount.name for mount in container.volume_mounts} <= {"tmp", "shm", "model", "kv"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -90,6 +90,14 @@ def test_a_group_has_as_many_ranks_as_its_nodes_have() -> None:
     local, template = int(flags["--data-parallel-size-local"]), group.spec.leader_worker_template
     assert int(flags["--data-parallel-size"]) == local * template.size
     assert template.worker_template.spec.containers[0].resources.limits["nvidia.com/gpu"] == str(local)
+
+
+def test_one_deployment_saves_the_blocks_that_the_other_one_loads() -> None:
+    engines = [arguments for name, arguments in commands("prefill-decode") if name == "engine"]
+    roles = {each.removeprefix("--kv-transfer-config.kv_role=") for arguments in engines for each in arguments}
+    assert roles >= {"kv_producer", "kv_consumer"}
+    paths = {each for arguments in engines for each in arguments if "shared_storage_path" in each}
+    assert len(engines) == 2 and len(paths) == 1
 
 
 def test_what_no_object_has_is_refused() -> None:

@@ -17,7 +17,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from quire.block_hash import block_keys
-from quire.errors import FailedPrecondition, InvalidRequest, NotFound, QuireError
+from quire.errors import PREFILLED, FailedPrecondition, InvalidRequest, NotFound, QuireError, Unavailable
 from quire.images import contents_of
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.context import current_request_id, outgoing_metadata
@@ -60,6 +60,9 @@ class FakeOptions:
     fingerprint: str = "fake"
     prompt_embeds_size: int = 0
     accepts_images: bool = False
+    # How it exchanges blocks: as a kv_producer, requests that hand over end after this many tokens.
+    kv_role: str = ""
+    prefilled_after: int = 3
     # Of its generation config.
     max_new_tokens: int | None = None
     # 0 where it has no adapters. Folders that it finds broken.
@@ -82,6 +85,7 @@ class Request:
     # Sequences in which the caller found a stop string, and how many of their tokens count.
     stopped: dict[int, int] = field(default_factory=dict)
     cached_tokens: int = 0
+    hands_over: bool = False
 
     def __post_init__(self) -> None:
         progress = self.generation.progress
@@ -114,6 +118,7 @@ class Record:
     """What the fake has seen, for tests to look at."""
 
     started: list[common_pb2.Generation] = field(default_factory=list)
+    handed_over: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     # (request id, choice, tokens that count)
@@ -241,6 +246,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             default_sampling=common_pb2.SamplingParams(max_tokens=self.options.max_new_tokens),
             adapters=self.adapters.values(), max_loras=self.options.max_loras,
             runner="pooling" if self.options.pooling else "generate", pooling=self.options.pooling,
+            kv_role=self.options.kv_role,
         )  # fmt: skip
         return engine_pb2.GetModelInfoResponse(model_info=info)
 
@@ -296,7 +302,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         async for frame in frames:
             for start in frame.starts:
                 try:
-                    self._start(start.stream_id, start.generation, outbox)
+                    self._start(start.stream_id, start.generation, outbox, hands_over=start.hands_over)
                 except QuireError as error:
                     _post_error(outbox, start.stream_id, error)
             for stop in frame.stops:
@@ -307,7 +313,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                     self._abort(request)
 
     def _start(
-        self, stream_id: int, generation: common_pb2.Generation, outbox: Outbox[engine_pb2.EngineServiceSessionResponse]
+        self,
+        stream_id: int,
+        generation: common_pb2.Generation,
+        outbox: Outbox[engine_pb2.EngineServiceSessionResponse],
+        *,
+        hands_over: bool = False,
     ) -> None:
         if self.options.start_error:
             raise self.options.start_error
@@ -317,7 +328,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.record.started.append(generation)
         sampling = generation.sampling
         limit = sampling.max_tokens if sampling.HasField("max_tokens") else self.options.default_max_tokens
-        request = Request(stream_id, generation, outbox, limit)
+        request = Request(stream_id, generation, outbox, limit, hands_over=hands_over)
         revision = adapter.revision if adapter else ""
         size = self.options.block_size
         contents = contents_of(to_images(generation.images))
@@ -375,6 +386,14 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             if produced + 1 >= request.limit:
                 delta.finish_reason = common_pb2.FINISH_REASON_LENGTH
         self._note_end(request, delta)
+        if request.hands_over and request in self.live and min(request.produced) >= self.options.prefilled_after:
+            self.live.discard(request)
+            self.record.handed_over.append(request.generation.request_id)
+            delta = request.outbox.post().deltas.add(
+                stream_id=request.stream_id, finish_reason=common_pb2.FINISH_REASON_ERROR, is_final=True,
+                error=to_request_error(Unavailable("Another worker continues.", reason=PREFILLED)),
+            )  # fmt: skip
+            delta.usage.cached_prompt_tokens = request.cached_tokens
 
     def _load(self) -> common_pb2.EngineLoad:
         silent = self.options.silent

@@ -78,6 +78,9 @@ class RemoteConnector(KvConnector):
         self._saving[key] = places
         self._saves.append(BlockTransfer(list(block_ids), places, key))
 
+    def is_saved(self, name: BlockName) -> bool:
+        return place_of(name) in self._remote.blocks
+
     def cancel(self, key: int) -> None:
         self._cancelled.append(key)
 

@@ -88,6 +88,10 @@ class KvConnector(ABC):
         """Saves wanted blocks, starting with the transfers of the next step and taking as long as needed."""
         raise NotImplementedError
 
+    def is_saved(self, name: BlockName) -> bool:
+        """Whether other workers find a block that this one has computed, as far as they ever will."""
+        return True
+
     def cancel(self, key: int) -> None:
         """Cancels a transfer that nothing waits for any more. Its end is still reported."""
         raise NotImplementedError

@@ -28,11 +28,13 @@ class SharedStorage(KvConnector):
     that answers late delays the engine.
     """
 
-    def __init__(self, config: KvTransferConfig, namespace: Callable[[], str]) -> None:
+    def __init__(self, config: KvTransferConfig, namespace: Callable[[], str], num_ranks: int = 1) -> None:
         """
         Args:
             namespace: returns the name under which workers that compute alike keep their blocks.
+            num_ranks: that compute a sequence together.
         """
+        self._num_ranks = num_ranks
         self._saves_any, self._loads_any = config.saves, config.loads
         self._folder = config.kv_connector_extra_config.folder
         self._namespace = namespace
@@ -72,6 +74,10 @@ class SharedStorage(KvConnector):
         self._saving[key] = names
         self._saves.append(BlockTransfer(list(block_ids), self._places(names), key))
 
+    def is_saved(self, name: BlockName) -> bool:
+        """See KvConnector.is_saved; all ranks have written it."""
+        return not self._saves_any or all(self._is_there(name, rank) for rank in range(self._num_ranks))
+
     def cancel(self, key: int) -> None:
         """See KvConnector.cancel."""
         self._cancelled.append(key)
@@ -90,9 +96,10 @@ class SharedStorage(KvConnector):
         """Files from before stay for other workers, which have no reason to distrust them."""
         self._since = time.time_ns()
 
-    def _is_there(self, name: BlockName) -> bool:
+    def _is_there(self, name: BlockName, rank: int = 0) -> bool:
         try:
-            return (self._folder / f"{place_of(self._namespace(), name)}.0").stat().st_mtime_ns > self._since
+            path = self._folder / f"{place_of(self._namespace(), name)}.{rank}"
+            return path.stat().st_mtime_ns > self._since
         except OSError:
             return False
 
