@@ -56,7 +56,7 @@ class BlockTable:
         self.hashes = hashes if hashes is not None else []  # of the sequence's first full blocks
         self.has_awaited = False  # has waited for a connector's blocks; only once, so that the sequence progresses
         self.num_loaded = 0  # how many awaited blocks have arrived
-        self.num_saved = 0  # how many of its first blocks a connector is known to have saved
+        self.num_saved = 0  # how many of its first blocks a connector has saved, or will not save
         self.is_private = False  # its blocks are never put into the prefix cache
         self.num_findable = 0  # how many of its first blocks are in the prefix cache
         # For each group, how many of its first blocks are no longer held because the sliding window has passed them.

@@ -104,6 +104,7 @@ class DeviceTier:
         """
         table.block_ids = [list(block_ids) for block_ids in found.block_ids]
         table.num_released, table.num_findable = list(found.first), len(found)
+        table.num_saved = len(found)  # if they are not, they will never be
         table.state = found.state
         for (index, group), number in zip(found.absent(), loaded, strict=True):
             if group == STATES:

@@ -356,7 +356,10 @@ class KvCacheManager:
         return self._transfers.is_active
 
     def is_saved(self, table: BlockTable, num_tokens: int) -> bool:
-        """Whether other workers find the full blocks of the first `num_tokens` tokens, and the last states, if any."""
+        """Whether other workers find the full blocks of the first `num_tokens` tokens, and the last states, if any.
+
+        Blocks that the sequence began with are not counted: whoever computed them had them saved.
+        """
         while table.num_saved < num_tokens // self.block_size:
             if table.num_saved >= len(table.hashes) or not self._is_kept(table.hashes[table.num_saved]):
                 return False

@@ -20,7 +20,12 @@ from tests.support.kubernetes import Container, LeaderWorkerSet, RayJob, render,
 ROOT = Path(__file__).parents[2] / "deploy/kubernetes"
 FOLDERS = ("base", "data-parallel", "prefill-decode", "ray")
 OPTIONS = {field.name for field in fields_of(ParallelOptions)}
-OWN = {"quire-gateway": "gateway", "quire-router": "router", "quire-tokenizer": "tokenizer", "quire-engine-gpu": "engine"}
+OWN = {
+    "quire-gateway": "gateway",
+    "quire-router": "router",
+    "quire-tokenizer": "tokenizer",
+    "quire-engine-gpu": "engine",
+}
 # Not services' variables that are options: see deploy/README.md.
 FORBIDDEN_SERVICES = ("quire", "quire-router", "quire-metrics")
 

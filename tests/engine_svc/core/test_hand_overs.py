@@ -50,6 +50,19 @@ def test_what_ends_before_is_not_handed_over() -> None:
     assert [collected.last[key].finish_reason for key in (0, 1)] == [FinishReason.LENGTH, FinishReason.ABORT]
 
 
+def test_blocks_that_storage_has_forgotten_are_not_waited_for() -> None:
+    """They are cached here, so nobody will save them again."""
+    remote = Remote()
+    engine = make_worker(remote)
+    engine.add(0, request(PROMPT, max_tokens=1))
+    run(engine)
+    remote.blocks.clear()
+    engine.add(1, replace(request([*PROMPT, *range(100, 130)], max_tokens=100), hands_over=True))
+    collected = run(engine, steps=30)
+    assert collected.last[1].finish_reason is FinishReason.ERROR
+    assert cached_tokens(collected, 1) == 40
+
+
 def test_storage_that_takes_nothing_is_not_waited_for_long() -> None:
     now = iter(range(10**6))
     engine = make_worker(Remote(save=lambda key: Fare(None)), clock=lambda: next(now) / 10)
