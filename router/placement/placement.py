@@ -140,7 +140,7 @@ class PlacementTable(Generic[Request]):
     def _suitable(self, stream: RoutedRequest, ready: ReadySet) -> Places:
         """Indices of the workers with room. A request that moves avoids the worker it was on, and prefers workers of
         the same make."""
-        room = ready.room()
+        room = ready.room(stream.is_prefilled)
         if stream.avoid is None and not stream.make:
             return room.nonzero()[0]
         whom = np.ones(len(room), np.bool_)
@@ -155,16 +155,18 @@ class PlacementTable(Generic[Request]):
         self, stream: RoutedRequest, places: Places, prefills: NDArray[np.bool_], everywhere: Candidates
     ) -> Places:
         """Those of the workers with room that the request goes to next: to compute its prompt for others, or to
-        generate. A request that has no worker to generate on waits, so that prompts are not computed in vain.
+        generate. While there are none, it waits: generating workers are not disturbed by long prompts, and prompts are
+        not computed that nobody has room to continue.
 
         Args:
             prefills: whether each worker computes prompts for others.
             everywhere: all workers.
         """
         computing, generating = places[prefills[places]], places[~prefills[places]]
-        # Log-probabilities of the prompt are reported as it is computed, and its blocks are not looked up.
-        is_whole = stream.is_prefilled or stream.assignment.generation.sampling.HasField("prompt_logprobs")
-        if is_whole or not len(computing) or not len(generating):
+        # Log-probabilities of the prompt are reported as it is computed, and its blocks are not looked up. A request
+        # that was on a worker already has been handed over, or taken from one that is lost: no need to risk another.
+        is_whole = stream.attempts > 0 or stream.assignment.generation.sampling.HasField("prompt_logprobs")
+        if is_whole or not len(generating):
             return generating
         known = everywhere.take(generating)
         most = (known.cached_tokens + (0 if known.host_cached_tokens is None else known.host_cached_tokens)).max()

@@ -71,11 +71,16 @@ class ReadySet:
         """The workers' loads as they are now, (NUM_FIGURES, workers); must not be written to, or kept."""
         return self._figures if self._all else self._figures[:, self._columns]
 
-    def room(self) -> NDArray[np.bool_]:
-        """Whether each worker has room: a further request would not just wait there."""
+    def room(self, is_prefilled: bool = False) -> NDArray[np.bool_]:
+        """Whether each worker has room: a further request would not just wait there.
+
+        Args:
+            is_prefilled: the request has no prompt to compute.
+        """
         figures = self.figures()
         room: NDArray[np.bool_] = figures[SEQUENCES] < figures[MOST_SEQUENCES]
-        room &= figures[PREFILL_TOKENS] <= figures[MOST_TOKENS]
+        if not is_prefilled:
+            room &= figures[PREFILL_TOKENS] <= figures[MOST_TOKENS]
         return room
 
     def of_make(self, make: str) -> NDArray[np.bool_]:

@@ -87,6 +87,20 @@ async def test_a_lost_producer_or_consumer_costs_no_token(start_engine: StartEng
         assert output.tokens[0] == expected_tokens(LONG, 60)
 
 
+async def test_long_prompts_wait_for_producers_and_not_for_room_in_steps(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """A full producer has them wait; once handed over, they need no room for tokens to compute."""
+    producer = await start_engine(kv_role="kv_producer", max_num_batched_tokens=100, prefilled_after=20)
+    consumer = await start_engine(kv_role="kv_consumer", max_num_batched_tokens=8)
+    running = await start_router(producer.address, consumer.address)
+    async with running.client.session() as session:
+        outputs = [await session.start(number, generation([number, *LONG], 40)) for number in range(4)]
+        for number, output in enumerate(outputs):
+            assert (await output.wait_ended()).tokens[0] == expected_tokens([number, *LONG], 40)
+    assert len(producer.record.handed_over) == 4
+
+
 async def test_a_request_waits_where_nobody_could_continue_it(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
