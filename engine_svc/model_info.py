@@ -159,7 +159,7 @@ def make_model_info(
         num_snapshots=size.num_snapshots,
         num_host_blocks=size.num_host_blocks,
         num_host_snapshots=size.num_host_snapshots,
-        kv_role=options.cache.transfer().kv_role if options.cache.transfer().is_on else "",
+        kv_role=transfer.kv_role if (transfer := options.cache.transfer()).is_on else "",
         max_loras=options.lora.max_loras if options.lora.enable_lora else 0,
         draft_cache_bytes=spec.draft_bytes_per_block * size.num_blocks,
         data_parallel_rank=options.parallel.data_parallel_rank,

@@ -9,8 +9,8 @@ from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.prefix import ABSENT, Prefix
 from engine_svc.kv_cache.prefix_cache import PrefixCache
 
-# Where a window lacks a block, a shorter prefix is tried. So many are where a connector has blocks, which may have to
-# ask a file system for each.
+# Where a window lacks a block, a shorter prefix is tried: at most so often if a connector is asked, which may have to
+# look each block up in a file system.
 _MOST_GAPS = 1000
 
 

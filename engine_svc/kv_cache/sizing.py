@@ -100,12 +100,12 @@ def _check_tiers(cache: CacheOptions) -> None:
     Raises:
         StartupError: they conflict.
     """
-    flag = "--kv-transfer-config"
+    flag, is_exchanging = "--kv-transfer-config", cache.transfer().is_on
     if cache.swap_space and not cache.enable_prefix_caching:
         raise StartupError("--swap-space stores blocks of the prefix cache: it needs --enable-prefix-caching.")
-    if cache.transfer().is_on and not cache.enable_prefix_caching:
+    if is_exchanging and not cache.enable_prefix_caching:
         raise StartupError(f"{flag} exchanges blocks of the prefix cache: it needs --enable-prefix-caching.")
-    if cache.transfer().is_on and cache.swap_space:
+    if is_exchanging and cache.swap_space:
         raise StartupError(f"{flag} and --swap-space both keep blocks that the device forgets; leave out one of them.")
 
 

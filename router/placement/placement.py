@@ -94,10 +94,9 @@ class PlacementTable(Generic[Request]):
         if not len(places):
             return False
         started = time.perf_counter()
-        candidates = self._candidates(stream, ready)
-        stream.hands_over = False
+        candidates, hands_over = self._candidates(stream, ready), False
         if ready.prefills is not None:
-            places = self._of_next_phase(stream, places, ready.prefills, candidates)
+            places, hands_over = self._of_next_phase(stream, places, ready.prefills, candidates)
             if not len(places):
                 return False
         if len(places) < len(candidates):
@@ -111,7 +110,7 @@ class PlacementTable(Generic[Request]):
             queued_seconds, worker.address,
             [ready.workers[places[each]].address for each in kept], candidates.take(kept),
         )  # fmt: skip
-        self._start(stream, worker, candidates.known_tokens(place))
+        self._start(stream, worker, candidates.known_tokens(place), hands_over=hands_over)
         self._metrics.placed(seconds)
         self.decisions.record(decision)
         return True
@@ -140,7 +139,7 @@ class PlacementTable(Generic[Request]):
     def _suitable(self, stream: RoutedRequest, ready: ReadySet) -> Places:
         """Indices of the workers with room. A request that moves avoids the worker it was on, and prefers workers of
         the same make."""
-        room = ready.room(stream.is_prefilled)
+        room = ready.room(is_prefilled=stream.prefill_usage is not None)
         if stream.avoid is None and not stream.make:
             return room.nonzero()[0]
         whom = np.ones(len(room), np.bool_)
@@ -153,7 +152,7 @@ class PlacementTable(Generic[Request]):
 
     def _of_next_phase(
         self, stream: RoutedRequest, places: Places, prefills: NDArray[np.bool_], everywhere: Candidates
-    ) -> Places:
+    ) -> tuple[Places, bool]:
         """Those of the workers with room that the request goes to next: to compute its prompt for others, or to
         generate. While there are none, it waits: generating workers are not disturbed by long prompts, and prompts are
         not computed that nobody has room to continue.
@@ -161,17 +160,20 @@ class PlacementTable(Generic[Request]):
         Args:
             prefills: whether each worker computes prompts for others.
             everywhere: all workers.
+
+        Returns:
+            The workers, and whether they hand the request over.
         """
         computing, generating = places[prefills[places]], places[~prefills[places]]
         # Log-probabilities of the prompt are reported as it is computed, and its blocks are not looked up. A request
         # that was on a worker already has been handed over, or taken from one that is lost: no need to risk another.
         is_whole = stream.attempts > 0 or stream.assignment.generation.sampling.HasField("prompt_logprobs")
         if is_whole or not len(generating):
-            return generating
+            return generating, False
         known = everywhere.take(generating)
         most = (known.cached_tokens + (0 if known.host_cached_tokens is None else known.host_cached_tokens)).max()
-        stream.hands_over = bool(stream.request.known_tokens - most >= self._min_prefill_tokens)
-        return computing if stream.hands_over else generating
+        hands_over = bool(stream.request.known_tokens - most >= self._min_prefill_tokens)
+        return computing if hands_over else generating, hands_over
 
     def _candidates(self, stream: RoutedRequest, ready: ReadySet) -> Candidates:
         """All ready workers."""
@@ -209,14 +211,15 @@ class PlacementTable(Generic[Request]):
             stream.keys[naming] = _block_keys(stream.assignment, stream.request.prompt_tokens, *naming)
         return stream.keys[naming]
 
-    def _start(self, stream: Request, worker: Worker, known: int) -> None:
+    def _start(self, stream: Request, worker: Worker, known: int, *, hands_over: bool) -> None:
         """
         Args:
             known: tokens of the request that the worker has cached.
+            hands_over: see Worker.start_generation.
         """
         stream_id = next(self._ids)
-        worker.start_generation(stream_id, stream.assignment, self._timeout_ms(stream), hands_over=stream.hands_over)
-        if stream.is_prefilled:  # its blocks are loaded
+        worker.start_generation(stream_id, stream.assignment, self._timeout_ms(stream), hands_over=hands_over)
+        if stream.prefill_usage is not None:  # its blocks are loaded
             known = stream.request.known_tokens - 1
         stream.attempts += 1
         stream.worker, stream.worker_stream_id, stream.started = worker, stream_id, False

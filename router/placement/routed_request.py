@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from router.index.prefix_index import ExpectedBlocks
 from router.placement.policies.base import RouteRequest
 from router.workers.assignment import Assignment
 from router.workers.base import Worker
 from router.workers.ready_set import Naming
+
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2
 
 
 @dataclass(eq=False, slots=True)
@@ -43,8 +47,7 @@ class RoutedRequest:
     avoid: Worker | None = None
     avoid_until: float = 0.0
     make: str = ""
-    # Whether its current worker hands it over once the prompt's blocks are saved, and whether one has done so.
-    hands_over: bool = False
-    is_prefilled: bool = False
+    # What the worker reported that handed it over, having computed its prompt and saved the blocks; None until then.
+    prefill_usage: common_pb2.GenerationUsage | None = None
     # Whether its first delta from its current worker has arrived.
     started: bool = False

@@ -318,7 +318,6 @@ class Dispatcher:
         if stream.worker is not None:
             self._outliers.succeeded(stream.worker)
         stream.prefill_usage = usage
-        stream.is_prefilled = True
         self._table.remove(stream)
         self._metrics.hand_overs.inc()
         self._take_progress(stream)

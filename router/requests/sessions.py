@@ -39,8 +39,6 @@ class Stream(RoutedRequest):
     # Ends the pause in which it goes to no worker.
     pause: Timer | None = None
     timer: Timer | None = None
-    # What the worker reported that handed it over, having computed its prompt.
-    prefill_usage: common_pb2.GenerationUsage | None = None
     # The router's span in the request's trace; None without tracing.
     span: Span | None = None
 

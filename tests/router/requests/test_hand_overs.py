@@ -70,6 +70,19 @@ async def test_producers_alone_generate_as_well(
     assert not engines[0].record.handed_over
 
 
+async def test_what_is_reported_as_cached_is_what_the_producer_found(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """The consumer, here with larger blocks, finds what was computed for it."""
+    producer = await start_engine(kv_role="kv_producer")
+    consumer = await start_engine(kv_role="kv_consumer", block_size=100)
+    running = await start_router(producer.address, consumer.address, routing_policy="round_robin")
+    async with running.client.session() as session:
+        for number, cached in enumerate((0, 384)):
+            output = await (await session.start(number, generation(LONG, 10))).wait_ended()
+            assert (output.usage.cached_prompt_tokens, output.usage.completion_tokens) == (cached, 10)
+
+
 async def test_a_lost_producer_or_consumer_costs_no_token(start_engine: StartEngine, start_router: StartRouter) -> None:
     producer = await start_engine(kv_role="kv_producer", prefilled_after=1_000_000, step_seconds=0.02)
     consumers = [await start_engine(kv_role="kv_consumer", step_seconds=0.02) for _ in range(2)]
