@@ -18,6 +18,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
     },
+    # A hundredth of a 7B model: prompts take a while, and several workers fit on two cores.
+    "small-llama": {
+        "family": "Llama", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 8192,
+    },
     # Eight experts, two for each token, as in Mixtral-8x7B, but small.
     "small-mixtral": {
         "family": "Mixtral", "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1024,

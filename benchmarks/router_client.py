@@ -66,6 +66,7 @@ class RouterClient:
     def __init__(self, stub: router_pb2_grpc.RouterServiceStub) -> None:
         self._stub = stub
         self._session: grpc.aio.StreamStreamCall = stub.Session()
+        self._writing = asyncio.Lock()  # one write at a time
         self._ids = itertools.count(1)
         self._answers: dict[int, Answer] = {}
 
@@ -75,7 +76,8 @@ class RouterClient:
         frame = router_pb2.RouterServiceSessionRequest()
         frame.starts.add(stream_id=stream_id, generation=generation)
         answer = self._answers[stream_id] = Answer(stream_id, time.monotonic())
-        await self._session.write(frame)
+        async with self._writing:
+            await self._session.write(frame)
         return answer
 
     async def complete(self, generation: common_pb2.Generation) -> Answer:
@@ -85,7 +87,8 @@ class RouterClient:
     async def abort(self, answers: Sequence[Answer]) -> None:
         """Aborts requests."""
         stream_ids = [answer.stream_id for answer in answers]
-        await self._session.write(router_pb2.RouterServiceSessionRequest(abort_stream_ids=stream_ids))
+        async with self._writing:
+            await self._session.write(router_pb2.RouterServiceSessionRequest(abort_stream_ids=stream_ids))
 
     async def workers(self) -> list[router_pb2.Worker]:
         """All workers that the router knows."""
