@@ -75,6 +75,7 @@ def _check(options: EngineOptions) -> None:
         "--logits-processors": bool(options.generation.logits_processors),
         "--kv-cache-dtype": options.cache.kv_cache_dtype not in ("auto", "bfloat16"),
         "--swap-space": options.cache.swap_space > 0,
+        "--kv-transfer-config": options.cache.transfer().is_on,
         "--model-impl transformers": options.form.model_impl == "transformers",
     }
     if wrong := [name for name, given in refused.items() if given]:

@@ -106,7 +106,7 @@ def _shape(raw: Mapping[str, Any], form: PoolingForm) -> tuple[ModelConfig, Head
         raise unsupported(raw, "Quire has no code of its own for it, which pooling requires")
     own = architecture.name if is_encoder else decoder
     config = read_config(module, {**raw, "architectures": [own]})
-    if config.recurrent or config.latent:
+    if config.recurrent or config.latent or config.compression:
         raise unsupported(raw, "models with recurrent layers or compressed attention are not supported for pooling")
     if not is_encoder:
         config = replace(_two_ways(config, raw), has_head=False)

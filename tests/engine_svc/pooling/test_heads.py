@@ -17,6 +17,7 @@ from engine_svc.requests.pooling import PoolingInput, PoolingRequest
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from tests.engine_svc.pooling.test_pooled_models import PROMPTS, close
+from tests.support.deepseek_v4 import make_deepseek_v4
 from tests.support.engine_options import engine_options
 from tests.support.pooled_models import (
     VOCAB_SIZE,
@@ -230,6 +231,9 @@ def test_weights_in_8_bits_are_near(tmp_path: Path) -> None:
         assert torch.cosine_similarity(own, pool(other, "CLS"), dim=0) > 0.99
 
 
+SHARED_STORAGE = {
+    "kv_connector": "SharedStorageConnector", "kv_connector_extra_config": {"shared_storage_path": "/nowhere"}
+}  # fmt: skip
 REFUSED = {
     "ranks": ({"tensor_parallel_size": 2}, "more than one rank"),
     "executor": ({"distributed_executor_backend": "ray"}, "--distributed-executor-backend ray"),
@@ -237,6 +241,8 @@ REFUSED = {
     "extension": ({"worker_extension_cls": "package.Class"}, "--worker-extension-cls"),
     "adapters": ({"enable_lora": True}, "--enable-lora"),
     "cache": ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
+    "host tier": ({"swap_space": 1.0}, "--swap-space"),
+    "transfer": ({"kv_transfer_config": SHARED_STORAGE}, "--kv-transfer-config"),
     "speculation": ({"speculative_config": {"method": "ngram"}}, "--speculative-config"),
     "transformers": ({"model_impl": "transformers"}, "--model-impl transformers"),
     "dimensions": ({"pooler_config": {"dimensions": 100}}, "embeddings have 64 values"),
@@ -260,3 +266,9 @@ def test_models_that_are_not_built(tmp_path: Path, architecture: str, message: s
     change_config(folder, architectures=[architecture])
     with pytest.raises(StartupError, match=message):
         runner_of(folder)
+
+
+def test_compressed_entries(tmp_path: Path) -> None:
+    make_deepseek_v4(tmp_path)
+    with pytest.raises(StartupError, match="compressed attention are not supported for pooling"):
+        runner_of(tmp_path)
