@@ -63,7 +63,7 @@ class ModelFormOptions:
         "decoder; slower); or auto: quire for its own families, transformers for others. vllm is another name for "
         "quire.",
         choices=("auto", "quire", "vllm", "transformers"),
-        others="terratorch runs models for satellite images, but Quire serves only text; use TerraTorch itself.",
+        others="terratorch runs models for satellite images, but Quire answers in text; use TerraTorch itself.",
         affects_output=True,
     )  # fmt: skip
     quantization: str | None = option(
