@@ -222,7 +222,7 @@ async def _keep_certificates(server: uvicorn.Server, options: GatewayOptions) ->
     while not server.started:
         await asyncio.sleep(_POLL_SECONDS)
     if options.enable_ssl_refresh and server.config.ssl:
-        await Certificates(server.config.ssl, options).watch()
+        await Certificates(server.config.ssl, options).files.watch()
 
 
 async def _wait(serving: asyncio.Task[None], signals: asyncio.Queue[int], seconds: float | None) -> bool:

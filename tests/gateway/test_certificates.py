@@ -64,14 +64,14 @@ async def test_new_connections_get_what_the_files_hold(tmp_path: Path) -> None:
     port = server.sockets[0].getsockname()[1]
     first = await shown(port)
     put("two", "one")  # the new key has not arrived yet
-    certificates.refresh()
+    certificates.files.refresh()
     assert await shown(port) == first
     put("two", "two")
-    certificates.refresh()
+    certificates.files.refresh()
     second = await shown(port)
     assert second != first
     certificate.unlink()
-    certificates.refresh()
+    certificates.files.refresh()
     assert await shown(port) == second
     for _ in range(4):
         await asyncio.wait_for(left.get(), WAIT_SECONDS)
@@ -121,7 +121,7 @@ async def test_an_authority_that_is_taken_out_is_trusted_no_more(tmp_path: Path,
             await asyncio.to_thread(answered, port, clients["new"])
         trusted.write_bytes((tmp_path / "new" / "ca.pem").read_bytes())
         os.utime(trusted, (1, 1))
-        certificates.refresh()
+        certificates.files.refresh()
         await asyncio.to_thread(answered, port, clients["new"])
         for taken_up in (None, session):
             with pytest.raises(OSError):

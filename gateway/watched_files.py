@@ -1,0 +1,60 @@
+"""Reads files again when they change while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from quire.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 5.0
+
+
+class WatchedFiles:
+    """Files that belong together."""
+
+    def __init__(self, what: str, paths: Sequence[str], load: Callable[[], None]) -> None:
+        """
+        Args:
+            what: name of their content, in logs.
+            load: reads the files; raises StartupError, and changes nothing, if they are unreadable or wrong. Not called
+                for the files as they are now.
+        """
+        self._what, self._paths, self._load = what, [Path(path) for path in paths], load
+        self._stamps = self._look()
+        self._failure = ""  # the last one, which is logged once
+
+    async def watch(self) -> None:
+        """Loads the files whenever they change, until cancelled."""
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Loads the files if they have changed. If that fails, what was loaded before stays in use."""
+        if (stamps := self._look()) == self._stamps:
+            return
+        try:
+            self._load()
+        except StartupError as error:
+            if str(error) != self._failure:
+                self._failure = str(error)
+                logger.warning("the %s have changed but cannot be read; keeping the old ones: %s", self._what, error)
+            return
+        self._stamps, self._failure = stamps, ""
+        logger.info("the %s were reloaded", self._what)
+
+    def _look(self) -> list[tuple[int, int]]:
+        return [_stamp(path) for path in self._paths]
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:  # it is just being replaced
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
