@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import Lifespan
 
 from gateway.admin.registry import admin_routes
+from gateway.api_keys import ApiKeys
 from gateway.background import begin
 from gateway.context import GatewayContext
 from gateway.endpoints import (
@@ -48,11 +49,11 @@ from gateway.errors import (
     stopping,
 )
 from gateway.metrics.collector import GatewayCollector
-from gateway.metrics.http import HttpStatistics
 from gateway.metrics.shared import SharedFigures, place_of
 from gateway.middleware.authentication import AuthenticationMiddleware
 from gateway.middleware.measuring import MeasuringMiddleware
 from gateway.middleware.of_users import middleware_of
+from gateway.middleware.rate_limits import RateLimitMiddleware
 from gateway.middleware.request_id import RequestIdMiddleware
 from gateway.middleware.root_path import RootPathMiddleware
 from gateway.middleware.stopping import StoppingMiddleware
@@ -63,7 +64,6 @@ from quire.errors import QuireError
 from quire.metrics import new_registry
 from quire.options.gateway import GatewayOptions
 from quire.supervised import supervised_name
-from quire.tracing.base import Tracer
 
 
 def routes(options: GatewayOptions) -> list[Route]:
@@ -111,7 +111,7 @@ def routes(options: GatewayOptions) -> list[Route]:
     if options.enable_tokenizer_info_endpoint:
         found += [Route(path, tokens.tokenizer_info) for path in ("/tokenizer_info", "/get_tokenizer_info")]
     if options.server_dev_mode:
-        found += [Route("/server_info", server_info.server_info), *admin_routes(has_keys=bool(options.api_key))]
+        found += [Route("/server_info", server_info.server_info), *admin_routes(has_keys=options.needs_key)]
     if options.page:
         found += [Route("/", page.page), Route("/page/{asset}", page.asset)]
     if not options.disable_fastapi_docs:
@@ -144,11 +144,12 @@ def _scale_out(options: GatewayOptions) -> list[Route]:
     ]
 
 
-def middleware(options: GatewayOptions, statistics: HttpStatistics, tracer: Tracer | None = None) -> list[Middleware]:
+def middleware(context: GatewayContext) -> list[Middleware]:
     """Returns the middleware, outermost first. CORS precedes authentication: preflight requests carry no key."""
+    options, tracer = context.options, context.tracer
     found = [
         Middleware(RootPathMiddleware, root_path=options.root_path),
-        Middleware(MeasuringMiddleware, statistics=statistics),
+        Middleware(MeasuringMiddleware, statistics=context.http_statistics),
         Middleware(RequestIdMiddleware, echo=options.enable_request_id_headers),
         *([Middleware(TracingMiddleware, tracer=tracer)] if tracer is not None else []),
     ]
@@ -162,8 +163,9 @@ def middleware(options: GatewayOptions, statistics: HttpStatistics, tracer: Trac
                 allow_credentials=options.allow_credentials,
             )
         )
-    if options.api_key:
-        found.append(Middleware(AuthenticationMiddleware, api_keys=options.api_key))
+    if options.needs_key:
+        found.append(Middleware(AuthenticationMiddleware, api_keys=context.api_keys))
+        found.append(Middleware(RateLimitMiddleware))
     found += map(middleware_of, options.middleware)
     return [*found, Middleware(StoppingMiddleware)]
 
@@ -172,7 +174,7 @@ def admin_middleware(options: GatewayOptions) -> list[Middleware]:
     """Returns the middleware of the admin port: its own keys, required on every path, and no CORS."""
     found = [Middleware(RequestIdMiddleware, echo=options.enable_request_id_headers)]
     if keys := options.admin.admin_api_key:
-        found.append(Middleware(AuthenticationMiddleware, api_keys=keys, public_paths=()))
+        found.append(Middleware(AuthenticationMiddleware, api_keys=ApiKeys(keys), public_paths=()))
     return [*found, Middleware(StoppingMiddleware)]
 
 
@@ -181,7 +183,7 @@ def create_app(context: GatewayContext) -> Starlette:
     registry, shared = make_registry(context)
     app = _application(
         context, [*routes(context.options), *refused_routes()],
-        middleware(context.options, context.http_statistics, context.tracer),
+        middleware(context),
         partial(_lifespan, [] if shared is None else [shared.run]),
     )  # fmt: skip
     app.state.registry = registry
@@ -223,7 +225,7 @@ def make_registry(context: GatewayContext) -> tuple[CollectorRegistry, SharedFig
     Gateways that share a port report the sums of all of them, and no process metrics.
     """
     collector = GatewayCollector(
-        context.fleet, context.pipeline.router_streams, context.statistics, context.http_statistics
+        context.fleet, context.pipeline.router_streams, context.statistics, context.http_statistics, context.api_keys
     )
     if not (folder := context.options.shared_port_folder):
         registry = new_registry()
@@ -239,7 +241,7 @@ def make_registry(context: GatewayContext) -> tuple[CollectorRegistry, SharedFig
 async def _lifespan(more: Sequence[Callable[[], Coroutine[Any, Any, None]]], app: Starlette) -> AsyncIterator[None]:
     """Runs the sessions with the other services, and the jobs in `more`, while the server runs."""
     context: GatewayContext = app.state.context
-    jobs = [begin(run()) for run in (context.fleet.run, context.pipeline.run, *more)]
+    jobs = [begin(run()) for run in (context.fleet.run, context.pipeline.run, context.api_keys.run, *more)]
     yield
     await context.responses.close(context.options.drain_timeout_seconds, stopping())
     for job in jobs:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from gateway.answers.parser import AnswerParser
+from gateway.api_keys import ApiKeys
 from gateway.media.conversations import ConversationMedia
 from gateway.metrics.http import HttpStatistics
 from gateway.pipeline import Pipeline
@@ -41,6 +42,7 @@ class GatewayContext:
     large_requests: WorkPool  # threads for requests and answers of megabytes
     media: ConversationMedia
     speech: SpeechFormats
+    api_keys: ApiKeys
     responses: Responses = field(default_factory=lambda: Responses(None))  # stored responses
     http_statistics: HttpStatistics = field(default_factory=HttpStatistics)
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from http import HTTPStatus
 from typing import Any
 
@@ -14,12 +15,12 @@ from starlette.types import Scope
 
 from gateway.middleware.root_path import path_below_root
 from quire.error_tables import mapping_of
-from quire.errors import Overloaded, QuireError, Unavailable
+from quire.errors import Overloaded, QuireError, RateLimited, Unavailable
 
 logger = logging.getLogger(__name__)
 
 # A sooner retry would find the queue just as full.
-_RETRY_AFTER_SECONDS = "1"
+_RETRY_AFTER_SECONDS = 1
 _MAX_MESSAGE = 2000
 _MESSAGES = b"/v1/messages"
 # Error types by status; statuses not listed are api_error.
@@ -88,10 +89,16 @@ def is_for_messages(scope: Scope) -> bool:
 
 def error_response(error: QuireError, scope: Scope) -> Response:
     """Returns the response to a request that failed."""
-    headers = {"retry-after": _RETRY_AFTER_SECONDS} if isinstance(error, Overloaded | Unavailable) else {}
+    headers = {"retry-after": str(_retry_after(error))} if isinstance(error, Overloaded | Unavailable) else {}
     status = mapping_of(error).http_status
     body = messages_error(status, error.message) if is_for_messages(scope) else error_body(error)
     return json_response(body, status, headers)
+
+
+def _retry_after(error: Overloaded | Unavailable) -> int:
+    """Returns the whole seconds after which a retry makes sense."""
+    seconds = error.retry_after_seconds if isinstance(error, RateLimited) else _RETRY_AFTER_SECONDS
+    return max(_RETRY_AFTER_SECONDS, math.ceil(seconds))
 
 
 def stopping() -> Unavailable:

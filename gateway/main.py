@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from uvicorn.config import LOG_LEVELS
 
 from gateway.access_log import AccessLogFilter
+from gateway.api_keys import ApiKeys
 from gateway.app import create_admin_app, create_app
 from gateway.background import begin
 from gateway.certificates import Certificates
@@ -143,6 +144,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: 
         large_requests,
         ConversationMedia(options.media),
         SpeechFormats(tokenizer),
+        ApiKeys(options.api_key, options.api_key_file, options.named_keys),
         Responses(open_store(options.responses)),
         reasoning=ReasoningFormat(reasoning_parser, tokenizer) if reasoning_parser else None,
         tool_parser=chosen_tool_parser(options.tools),

@@ -285,6 +285,7 @@ _FAILURES = {
     404: "There is no such model, or no such response.",
     413: "The body is larger than --max-body-bytes, or the file of a form larger than 25 MiB.",
     415: "The body is compressed.",
+    429: "A limit of the API key is reached (--api-key-file): try again after Retry-After.",
     500: "An internal error; the log has the details.",
     503: "The server is not ready, too busy, or stopping: try again later.",
     504: "The request did not finish within its time limit.",
@@ -313,7 +314,8 @@ def _document(needs_key: bool) -> dict[str, Any]:
 
 
 def _described(operation: _Operation, schema_of: _Schemas, needs_key: bool) -> dict[str, Any]:
-    failures = sorted({*operation.failures, *((401,) if needs_key else ()), 500})
+    of_keys = () if not needs_key else (401, 429) if operation.method == "post" else (401,)
+    failures = sorted({*operation.failures, *of_keys, 500})
     failure = {"application/json": {"schema": schema_of[operation.failure]}}
     responses = {str(status): {"description": _FAILURES[status], "content": failure} for status in failures}
     described: dict[str, Any] = {
@@ -361,7 +363,7 @@ def _any_of(kinds: Sequence[Any], schema_of: _Schemas) -> dict[str, Any]:
 
 async def openapi_json(request: Request) -> Response:
     """Serves the OpenAPI document."""
-    return json_response(_document(bool(context_of(request).options.api_key)))
+    return json_response(_document(context_of(request).options.needs_key))
 
 
 async def docs(request: Request) -> Response:

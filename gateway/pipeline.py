@@ -8,6 +8,7 @@ distributed to the clients. The only task per stream is the one that writes to i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -26,7 +27,7 @@ from gateway.services.convert import from_generated, to_update
 from gateway.services.pooling import PoolingCalls
 from gateway.services.router_streams import RouterStreams
 from gateway.services.texts import Texts
-from quire.errors import Cancelled, Overloaded
+from quire.errors import Cancelled
 from quire.options.server import RpcSecurityOptions
 from quire.prompt_embeds import MAX_LIVE_CONTENT_BYTES
 from quire.rpc.settings import CALL_SECONDS
@@ -75,7 +76,9 @@ class Pipeline:
 
         Raises:
             Unavailable: the tokenizer service cannot be reached.
-            Overloaded: the tokenizer service does not keep up with reading, or too many choices are running already.
+            InvalidRequest: its key never allows that many tokens.
+            Overloaded: the tokenizer service does not keep up with reading, too many choices are running already, or
+                the key has not enough tokens left.
         """
         if request.wants_text:
             await self.texts.replicas.wait_up(min(CALL_SECONDS, request.timeout_seconds))
@@ -151,21 +154,29 @@ class Pipeline:
             self._on_tokens(choice, part)
 
     def _enter(self, request: GenerationRequest) -> RequestState:
-        """Admits a request, reserving room for all of its sequences or none.
+        """Admits a request, reserving room for all of its sequences or none, and its tokens if they are limited.
 
         Raises:
-            Overloaded: there is not enough room.
+            InvalidRequest: its key never allows that many tokens.
+            Overloaded: there is not enough room, or the key has not enough tokens left.
         """
-        self._room.enter(request.tenant, request.sequences)
-        try:
-            if request.content_bytes:
-                self._content_room.enter(request.tenant, request.content_bytes)
-        except Overloaded:
-            self._room.leave(request.tenant, request.sequences)
-            raise
         state = RequestState(request, self._release)
+        with contextlib.ExitStack() as taken:
+            for room, amount in self._rooms_of(request):
+                room.enter(request.tenant, amount)
+                taken.callback(room.leave, request.tenant, amount)
+            if request.admission:
+                state.reservation = request.admission.reserve(
+                    request.prompt_tokens, request.output_tokens, may_shrink=request.sampling.max_tokens is None
+                )
+            taken.pop_all()
         self._live[state] = None
         return state
+
+    def _rooms_of(self, request: GenerationRequest) -> list[tuple[ChoiceRoom, int]]:
+        """The rooms that a request needs, and how much of each."""
+        amounts = ((self._room, request.sequences), (self._content_room, request.content_bytes))
+        return [(room, amount) for room, amount in amounts if amount]
 
     def _open_stream(self, state: RequestState, number: int) -> StreamState:
         """Opens the stream of one of the request's prompts, and its choices for detokenization."""
@@ -192,9 +203,12 @@ class Pipeline:
             self.router_streams.abort(stream)
             for choice in stream.choices:
                 self.texts.close(choice)
-        self._room.leave(state.request.tenant, state.request.sequences)
-        if state.request.content_bytes:
-            self._content_room.leave(state.request.tenant, state.request.content_bytes)
+        for room, amount in self._rooms_of(state.request):
+            room.leave(state.request.tenant, amount)
+        if state.reservation:
+            generated = state.num_generated
+            # A request that failed before its first token has used nothing.
+            state.reservation.settle(0 if state.error and not generated else state.prompt_tokens, generated)
         self._statistics.ended(state)
         self._log.ended(state)
         self._traces.ended(state)

@@ -17,6 +17,7 @@ from quire.errors import (
     NotFound,
     Overloaded,
     QuireError,
+    RateLimited,
     Unauthenticated,
     Unavailable,
 )
@@ -41,13 +42,16 @@ TABLE: dict[type[QuireError], Mapping] = {
     Conflict: Mapping(grpc.StatusCode.ABORTED, 409, "ConflictError"),
     FailedPrecondition: Mapping(grpc.StatusCode.FAILED_PRECONDITION, 400, "BadRequestError"),
     Overloaded: Mapping(grpc.StatusCode.RESOURCE_EXHAUSTED, 503, "ServiceUnavailableError"),
+    RateLimited: Mapping(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, "RateLimitError"),
     Unavailable: Mapping(grpc.StatusCode.UNAVAILABLE, 503, "ServiceUnavailableError"),
     DeadlineExceeded: Mapping(grpc.StatusCode.DEADLINE_EXCEEDED, 504, "TimeoutError"),
     Cancelled: Mapping(grpc.StatusCode.CANCELLED, 499, "CancelledError"),
     Internal: Mapping(grpc.StatusCode.INTERNAL, 500, "InternalServerError"),
 }
 
-_CLASS_BY_CODE: dict[grpc.StatusCode, type[QuireError]] = {m.grpc_code: cls for cls, m in TABLE.items()}
+_CLASS_BY_CODE: dict[grpc.StatusCode, type[QuireError]] = {
+    mapping.grpc_code: cls for cls, mapping in TABLE.items() if cls.__base__ is QuireError
+}
 
 
 def mapping_of(error: QuireError) -> Mapping:

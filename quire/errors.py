@@ -8,6 +8,7 @@ QuireError
 ├── Conflict              right request, wrong moment: it is under way, or something else has to come first
 ├── FailedPrecondition    right request, wrong server: no chat template, feature not switched on
 ├── Overloaded            a bounded queue is full; try again later
+│   └── RateLimited       a limit of the caller's own key is reached; says when to try again
 ├── Unavailable           not ready, draining, or the peer is gone
 ├── DeadlineExceeded      the request's own time ran out
 ├── Cancelled             the caller went away
@@ -69,6 +70,16 @@ class FailedPrecondition(QuireError):
 
 class Overloaded(QuireError):
     reason = "OVERLOADED"
+
+
+class RateLimited(Overloaded):
+    reason = "RATE_LIMITED"
+
+    def __init__(
+        self, message: str, *, parameter: str = "", reason: str = "", retry_after_seconds: float = 1.0
+    ) -> None:
+        super().__init__(message, parameter=parameter, reason=reason)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class Unavailable(QuireError):

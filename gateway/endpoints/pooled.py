@@ -17,7 +17,7 @@ from gateway.endpoints.large import beside
 from gateway.media.settings import check_no_media_settings
 from gateway.protocol.common import Usage
 from gateway.protocol.pooling import InputFields, PoolingFields
-from gateway.requests.caller import check_rank, tenant_of
+from gateway.requests.caller import admission_of, check_rank, priority_of, tenant_of
 from gateway.requests.field_names import told_as
 from gateway.requests.messages import template_messages
 from gateway.requests.pooling_request import PoolingRequest, TokenizedInput, Truncation
@@ -139,8 +139,9 @@ class PoolingCall:
         options = self.context.options
         wanted = PoolingRequest(
             self.request_id, self.model, self.body.model or self.model.main_name, inputs, task,
-            options.request_timeout_seconds, use_activation=self.body.use_activation, priority=self.body.priority,
-            tenant=tenant_of(self.request),
+            options.request_timeout_seconds, use_activation=self.body.use_activation,
+            priority=priority_of(self.request, self.body.priority),
+            tenant=tenant_of(self.request), admission=admission_of(self.request),
         )  # fmt: skip
         wanted = replace(wanted, **parameters)
         _check_size(wanted, options.max_tokens_per_request)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.api_keys import ApiKeys
+from gateway.metrics.api_keys import api_key_metrics
 from gateway.metrics.fleet import fleet_metrics
 from gateway.metrics.http import HttpStatistics
 from gateway.metrics.prometheus import MODEL_LABEL, histogram_family
@@ -49,12 +51,18 @@ class GatewayCollector(Collector):
     """Collects the current values when Prometheus scrapes."""
 
     def __init__(
-        self, fleet: Fleet, router_streams: RouterStreams, statistics: RequestStatistics, http: HttpStatistics
+        self,
+        fleet: Fleet,
+        router_streams: RouterStreams,
+        statistics: RequestStatistics,
+        http: HttpStatistics,
+        api_keys: ApiKeys,
     ) -> None:
         self._fleet = fleet
         self._router_streams = router_streams
         self._statistics = statistics
         self._http = http
+        self._api_keys = api_keys
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client."""
@@ -62,6 +70,7 @@ class GatewayCollector(Collector):
             yield from fleet_metrics(prefix, self._fleet, self._router_streams.queued)
             yield from self._request_metrics(prefix)
         yield from self._http.collect()
+        yield from api_key_metrics(self._api_keys, _OWN)
         yield CounterMetricFamily(
             "quire_gateway_streams_moved",
             "Generations moved to another router because theirs was lost or refused them.",

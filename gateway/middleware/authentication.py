@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.api_keys import ApiKeys
 from gateway.errors import error_response
 from gateway.middleware.root_path import path_below_root
 from gateway.page_assets import PAGE_ASSETS
@@ -24,25 +25,27 @@ PUBLIC_PATHS = frozenset((b"/health", b"/livez", b"/readyz", b"/ping", *_PAGE))
 class AuthenticationMiddleware:
     """Rejects requests without a known key.
 
-    Sets in `scope["state"]` the `tenant`, a hash of the key, and the `cache_tenant`, an HMAC of the key that separates
-    the cached prefixes of different keys.
+    Sets in `scope["state"]` the `tenant`, a hash of the key; the `cache_tenant`, an HMAC of the key that separates the
+    cached prefixes of different keys; and the `named_key`, None for a key without a name.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], public_paths: Collection[bytes] = PUBLIC_PATHS) -> None:
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys, public_paths: Collection[bytes] = PUBLIC_PATHS) -> None:
         """
         Args:
             public_paths: paths that need no key.
         """
         self._app = app
         self._public_paths = public_paths
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._api_keys = api_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes on lifespan events, public paths and authenticated requests."""
         if scope["type"] == "lifespan" or path_below_root(scope) in self._public_paths:
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http" or not (key := self._authenticate(scope)):
+        key = _given_key(scope) if scope["type"] == "http" else b""
+        is_known, named_key = self._api_keys.find(hashlib.sha256(key).digest())
+        if not key or not is_known:
             error = Unauthenticated(
                 "This server needs an API key: send `Authorization: Bearer <key>`, or `x-api-key: <key>`."
             )
@@ -52,15 +55,9 @@ class AuthenticationMiddleware:
             return
         scope["state"]["tenant"] = tenant_hash(key.decode("latin-1"))
         # With a single key, the cache needs no separation.
-        scope["state"]["cache_tenant"] = _cache_tenant(key) if len(self._digests) > 1 else ""
+        scope["state"]["cache_tenant"] = _cache_tenant(key) if self._api_keys.are_many else ""
+        scope["state"]["named_key"] = named_key
         await self._app(scope, receive, send)
-
-    def _authenticate(self, scope: Scope) -> bytes:
-        """Returns the request's key; empty if it is unknown. Always compares with all keys."""
-        key = _given_key(scope)
-        digest = hashlib.sha256(key).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return key if any(matches) else b""
 
 
 def _given_key(scope: Scope) -> bytes:

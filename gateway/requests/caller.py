@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from gateway.protocol.common import GenerationFields
+from gateway.requests.named_key import Admission
 from quire.errors import InvalidRequest
 from quire.rpc.context import is_request_id
 
@@ -28,13 +29,18 @@ class Caller:
     tenant: str = ""
     # Identifies the conversation; empty for none.
     session_id: str = ""
+    # What the request asks for, as far as its key allows it.
+    priority: int = 0
+    # None for a key without a name, or no key.
+    admission: Admission | None = None
 
 
 def caller_of(request: Request, body: GenerationFields) -> Caller:
     """Returns the caller of a request whose fields have been checked.
 
     Raises:
-        InvalidRequest: a header is malformed, or asks for something unsupported.
+        InvalidRequest: a header is malformed, or asks for something unsupported; or the key does not allow the
+            priority.
     """
     check_rank(request)
     load_format(request)
@@ -42,7 +48,25 @@ def caller_of(request: Request, body: GenerationFields) -> Caller:
         cache_salt=_cache_salt(request.scope["state"].get("cache_tenant", ""), body.cache_salt or ""),
         tenant=tenant_of(request),
         session_id=_header(request, _SESSION_HEADER) or body.session_id or body.prompt_cache_key or body.user or "",
+        priority=priority_of(request, body.priority),
+        admission=admission_of(request),
     )
+
+
+def admission_of(request: Request) -> Admission | None:
+    """Returns the admission of the request; None if its key has no name, and so no limits."""
+    admission: Admission | None = request.scope["state"].get("admission")
+    return admission
+
+
+def priority_of(request: Request, asked: int) -> int:
+    """Returns the priority of a request that asks for one.
+
+    Raises:
+        InvalidRequest: its key does not allow it.
+    """
+    admission = admission_of(request)
+    return asked if admission is None else admission.key.priority(asked)
 
 
 def check_rank(request: Request) -> None:

@@ -11,7 +11,12 @@ from gateway.answers.parser import AnswerParser
 from gateway.protocol.common import GenerationFields
 from gateway.requests.beams import beams_of
 from gateway.requests.caller import Caller
-from gateway.requests.generation_request import DetokenizeOptions, GenerationRequest, TokenizedPrompt
+from gateway.requests.generation_request import (
+    DetokenizeOptions,
+    GenerationRequest,
+    TokenizedPrompt,
+    most_output_tokens,
+)
 from gateway.requests.processors import encoded_xargs, processor_calls
 from gateway.requests.served_model import ServedModel
 from gateway.requests.thinking import Thinking
@@ -100,12 +105,13 @@ def make_generation_request(
         answer_context=answer_context,
         beams=None if output == 0 else beams_of(body, model),
         thinking=thinking,
-        priority=body.priority,
+        priority=caller.priority,
         cache_salt=caller.cache_salt,
         max_model_len=model.max_model_len,
         block_size=model.block_size,
         tenant=caller.tenant,
         session_id=caller.session_id,
+        admission=caller.admission,
     )
 
 
@@ -239,8 +245,7 @@ def check_total(prompts: Sequence[TokenizedPrompt], output: int | None, n: int, 
         InvalidRequest: the prompts and their outputs could exceed the token limit of a request.
     """
     prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
-    room = (max_model_len - prompt.num_tokens for prompt in prompts)
-    output_tokens = n * sum(each if output is None else min(each, output) for each in room)
+    output_tokens = most_output_tokens(prompts, output, n, max_model_len)
     if prompt_tokens + output_tokens > limit:
         raise InvalidRequest(
             f"The request may need {prompt_tokens + output_tokens} tokens, {prompt_tokens} for its prompts and "

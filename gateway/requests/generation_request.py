@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.parser import AnswerParser
 from gateway.requests.beams import BeamSearchParameters
+from gateway.requests.named_key import Admission
 from gateway.requests.thinking import Thinking
 from quire.images import Image
 from quire.prompt_embeds import PromptEmbeds
@@ -80,11 +82,23 @@ class GenerationRequest:
     tenant: str = ""
     session_id: str = ""
     part_of: str | None = None  # id of the request that it is a part of; None if it is all of it
+    admission: Admission | None = None  # of a named key, whose tokens it uses
 
     @property
     def n(self) -> int:
         """Sequences per prompt."""
         return self.sampling.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens of all prompts."""
+        return sum(prompt.num_tokens for prompt in self.prompts)
+
+    @property
+    def output_tokens(self) -> int:
+        """Maximum number of tokens that all sequences may generate."""
+        width = self.beams.width if self.beams else self.n
+        return most_output_tokens(self.prompts, self.sampling.max_tokens, width, self.max_model_len)
 
     @property
     def content_bytes(self) -> int:
@@ -100,3 +114,13 @@ class GenerationRequest:
     def choices(self) -> int:
         """Choices of all prompts."""
         return len(self.prompts) * self.n
+
+
+def most_output_tokens(prompts: Sequence[TokenizedPrompt], max_tokens: int | None, n: int, max_model_len: int) -> int:
+    """Returns the maximum number of tokens that n sequences for each prompt may generate.
+
+    Args:
+        max_tokens: per sequence; None means as many as fit.
+    """
+    room = (max_model_len - prompt.num_tokens for prompt in prompts)
+    return n * sum(each if max_tokens is None else min(each, max_tokens) for each in room)

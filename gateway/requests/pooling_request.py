@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.requests.named_key import Admission
 from gateway.requests.served_model import ServedModel
 
 
@@ -39,6 +40,7 @@ class PoolingRequest:
     use_activation: bool | None = None
     priority: int = 0
     tenant: str = ""
+    admission: Admission | None = None  # of a named key, whose tokens it uses
 
     @property
     def num_tokens(self) -> int:

@@ -39,9 +39,10 @@ class RequestLog:
             self._live[state] = _Outputs([io.StringIO() for _ in range(request.choices)])
         if self._requests:
             prompts = [self._cut(prompt.token_ids) for prompt in request.prompts]
+            owner = f" of key {request.admission.key.entry.name}" if request.admission else ""
             logger.info(
-                "request %s for %s: prompt token ids %s, %s",
-                request.request_id, request.answering_model, prompts, request.sampling.given(),
+                "request %s%s for %s: prompt token ids %s, %s",
+                request.request_id, owner, request.answering_model, prompts, request.sampling.given(),
             )  # fmt: skip
 
     def progressed(self, state: RequestState, update: ChoiceUpdate) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gateway.answers.queue import AnswerQueue
 from gateway.requests.generation_request import GenerationRequest, TokenizedPrompt
+from gateway.requests.named_key import Reservation
 from quire.rpc.context import Trace
 
 # How long a client whose text is complete waits for the usage; after that, it gets an answer without it.
@@ -86,6 +87,7 @@ class RequestState(AnswerQueue):
         self.request = request
         self.streams: list[StreamState] = []
         self.open_choices = request.choices
+        self.reservation: Reservation | None = None  # of the tokens of a named key
         self.trace: Trace = ()  # the trace that work for this request belongs to
         self._release = release
         self._settling: asyncio.TimerHandle | None = None
@@ -93,12 +95,17 @@ class RequestState(AnswerQueue):
     @property
     def prompt_tokens(self) -> int:
         """Number of tokens of all prompts."""
-        return sum(prompt.num_tokens for prompt in self.request.prompts)
+        return self.request.prompt_tokens
 
     @property
     def cached_tokens(self) -> int:
         """Number of prompt tokens found in the prefix cache, as far as engines have reported."""
         return sum(stream.usage.cached_prompt_tokens for stream in self.streams if stream.usage)
+
+    @property
+    def num_generated(self) -> int:
+        """Number of tokens of all choices so far."""
+        return sum(choice.num_tokens for stream in self.streams for choice in stream.choices)
 
     def settle(self) -> None:
         """Ends the request once all choices are complete and the usage is known. Call it when either happens."""

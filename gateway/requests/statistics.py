@@ -150,7 +150,7 @@ class RequestStatistics:
         choices = [choice for stream in state.streams for choice in stream.choices]
         model.observe("e2e_request_latency_seconds", clock.end - clock.start)
         model.observe("request_prompt_tokens", state.prompt_tokens)
-        model.observe("request_generation_tokens", sum(choice.num_tokens for choice in choices))
+        model.observe("request_generation_tokens", state.num_generated)
         model.observe("request_max_num_generation_tokens", max(choice.num_tokens for choice in choices))
         late = {index for index, last in clock.last.items() if last > clock.first[index]}  # took several updates
         for choice in choices:

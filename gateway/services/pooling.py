@@ -50,7 +50,7 @@ class PoolingCalls:
 
         Raises:
             InvalidRequest: the output would be too large.
-            Overloaded: too much is running already.
+            Overloaded: too much is running already, or the key has not enough tokens left.
             QuireError: no worker completed it.
         """
         with self._entered(request), self._statistics.pooling(request) as timed:
@@ -77,6 +77,8 @@ class PoolingCalls:
             taken.callback(self._room.leave, tenant, count)
             self._bytes_room.enter(tenant, size)
             taken.callback(self._bytes_room.leave, tenant, size)
+            if request.admission:
+                taken.enter_context(request.admission.reserved(request.num_tokens))
             yield
 
     async def _pool_together(self, _: object, requests: Sequence[PoolingRequest]) -> list[list[PooledPart]]:

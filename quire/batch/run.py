@@ -99,6 +99,8 @@ def _gateway(options: GatewayOptions, batch: BatchOptions) -> GatewayOptions:
     """The gateway's options: it serves nobody else, unless metrics are wanted."""
     if options.uds:
         raise StartupError("A batch has no clients: leave --uds out. --enable-metrics serves the metrics on --port.")
+    if options.api_key_file:
+        raise StartupError("A batch sends its requests with a key of --api-key: set that instead of --api-key-file.")
     if batch.enable_metrics:
         return dataclasses.replace(options, host=batch.url)
     return dataclasses.replace(options, host="127.0.0.1", port=free_ports(1)[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from quire.api_keys import ApiKey, key_digest, read_api_keys
 from quire.bounds import RESERVED_TEMPLATE_VARIABLES
 from quire.errors import StartupError
 from quire.options.admin import AdminOptions
@@ -46,6 +47,13 @@ class GatewayOptions:
     api_key: tuple[str, ...] = option(
         (), "Key that every request must bring (`Authorization: Bearer …`). Takes several words.", secret=True,
         variables=("VLLM_API_KEY",), following=ANY_WORD,
+    )  # fmt: skip
+    api_key_file: str | None = option(
+        None, "JSON file of named keys, beside those of --api-key: each with its limits of requests and tokens per "
+        "minute and of concurrent requests, and its most urgent priority "
+        "(docs/keys.md). Read again when it changes. Each gateway process applies the limits by itself: with several, "
+        "a key gets them from each.",
+        metavar="PATH",
     )  # fmt: skip
     insecure: bool = option(
         False, "Allows listening on addresses that other machines can reach without protection by a key or TLS."
@@ -173,14 +181,31 @@ class GatewayOptions:
         """Seconds that the server may take to stop."""
         return self.drain_settle_seconds + self.drain_timeout_seconds
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need a key."""
+        return bool(self.api_key or self.api_key_file)
+
+    def named_keys(self) -> tuple[ApiKey, ...]:
+        """Reads --api-key-file; without one, there are none.
+
+        Raises:
+            StartupError: the file cannot be read, or its content is wrong.
+        """
+        if self.api_key_file is None:
+            return ()
+        keys = {"--api-key": self.api_key, "--admin-api-key": self.admin.admin_api_key}
+        taken = {key_digest(key): f"one of {flag}" for flag, given in keys.items() for key in given}
+        return read_api_keys(self.api_key_file, taken)
+
     def check(self) -> None:
         """Checks that the options are consistent and that no open server is exposed.
 
         Raises:
-            StartupError: a key is empty or padded; or options are inconsistent: the address is reachable from other
-                machines and no key is required; credentials are allowed from everywhere; half of TLS is set, or its
-                files are malformed; template variables that requests set; reasoning without a parser; parsers without
-                text; a response store that does not exist.
+            StartupError: a key is empty or padded, or the file of keys is wrong; or options are inconsistent: the
+                address is reachable from other machines and no key is required; credentials are allowed from
+                everywhere; half of TLS is set, or its files are malformed; template variables that requests set;
+                reasoning without a parser; parsers without text; a response store that does not exist.
         """
         for flag, keys in (("--api-key", self.api_key), ("--admin-api-key", self.admin.admin_api_key)):
             if any(not key or key != key.strip() for key in keys):
@@ -188,10 +213,11 @@ class GatewayOptions:
                     f"A key of {flag} is empty or has spaces around it, so no request can match it. Set another key; "
                     "perhaps the variable that it comes from is not set."
                 )
-        if not self.uds and self.host not in LOOPBACK and not self.api_key and not self.insecure:
+        self.named_keys()
+        if not self.uds and self.host not in LOOPBACK and not self.needs_key and not self.insecure:
             raise StartupError(
                 f"--host {self.host} is reachable from other machines and no --api-key is set. Set one "
-                "(or QUIRE_API_KEY), or pass --insecure if something in front protects the server."
+                "(or QUIRE_API_KEY, or --api-key-file), or pass --insecure if something in front protects the server."
             )
         if "*" in self.allowed_origins and self.allow_credentials:
             raise StartupError(

@@ -208,10 +208,10 @@ def with_derived(options: StackOptions) -> StackOptions:
         StartupError: options are inconsistent; or several machines need the same token, and none is given.
     """
     changes: dict[str, Any] = {"gateway": _with_parsers(options)}
-    if options.gateway.api_key and not options.security.grpc_token:
+    if options.gateway.needs_key and not options.security.grpc_token:
         if options.ranks.headless or options.ranks.has_members_elsewhere:
             raise StartupError(
-                "With --api-key, the services require a token from each other, which all nodes must share: set the "
+                "With API keys, the services require a token from each other, which all nodes must share: set the "
                 "same --grpc-token (QUIRE_GRPC_TOKEN) on each node."
             )
         # The API requires a key, so the gRPC ports behind it must not be open to every user of this machine.

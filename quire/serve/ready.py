@@ -47,7 +47,7 @@ async def summary(options: StackOptions, layout: Layout, seconds: float) -> str:
         router=router,
         services={name: (address, layout.metrics[name]) for name, address in layout.own.items()},
         tokenizer=tokenizer,
-        api_key=bool(options.gateway.api_key),
+        api_key=options.gateway.needs_key,
         log=options.log.log_file or "",
         parsers={
             "reasoning": options.gateway.reasoning.parser,

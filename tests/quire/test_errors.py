@@ -8,6 +8,8 @@ import pytest
 from quire.error_tables import CODE_BY_NUMBER, TABLE, from_status, mapping_of
 from quire.errors import ContextTooLong, Internal, InvalidRequest, Overloaded, QuireError, StartupError, Unavailable
 
+OWN_CODES = [cls for cls in TABLE if cls.__base__ is QuireError]  # the others have their base class's
+
 
 def all_errors(cls: type[QuireError] = QuireError) -> list[type[QuireError]]:
     return [sub for direct in cls.__subclasses__() for sub in (direct, *all_errors(direct))]
@@ -22,11 +24,11 @@ def test_every_error_has_a_mapping_and_a_reason(cls: type[QuireError]) -> None:
 
 
 def test_every_code_is_used_once() -> None:
-    codes = [mapping.grpc_code for mapping in TABLE.values()]
+    codes = [TABLE[cls].grpc_code for cls in OWN_CODES]
     assert len(codes) == len(set(codes))
 
 
-@pytest.mark.parametrize("cls", list(TABLE))
+@pytest.mark.parametrize("cls", OWN_CODES)
 def test_a_status_gives_the_error_back(cls: type[QuireError]) -> None:
     error = from_status(mapping_of(cls("x")).grpc_code, "What.", reason="WHY", parameter="n")
     assert type(error) is cls

@@ -74,6 +74,13 @@ def test_an_address_takes_no_answers_to_its_own_requests() -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_it_needs_a_key_to_send_its_requests_with(tmp_path: Path) -> None:
+    batch = BatchOptions(str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"))
+    (tmp_path / "in.jsonl").write_text('{"custom_id": "r0", "url": "/v1/completions", "body": {}}')
+    with pytest.raises(StartupError, match="set that instead of --api-key-file"):
+        run.main(batch, gateway=GatewayOptions(api_key_file="keys.json"))
+
+
 def test_an_output_that_cannot_be_is_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="must be a file in an existing folder"):
         run.main(BatchOptions("in.jsonl", str(tmp_path / "missing" / "out.jsonl")))
