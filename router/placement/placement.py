@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Most blocks of a prompt that the router hashes, if its caller has not: a few milliseconds of work.
 _MOST_HASHED = 4096
+# A worker has nearly as much of a request cached as another one if it has this share of it.
+_NEARLY = 0.8
 
 Request = TypeVar("Request", bound=RoutedRequest)
 
@@ -96,7 +98,7 @@ class PlacementTable(Generic[Request]):
         started = time.perf_counter()
         candidates, hands_over = self._candidates(stream, ready), False
         if ready.prefills is not None:
-            places, hands_over = self._of_next_phase(stream, places, ready.prefills, candidates)
+            places, hands_over = self._of_next_phase(stream, places, ready.prefills, candidates.known_tokens)
             if not len(places):
                 return False
         if len(places) < len(candidates):
@@ -110,10 +112,33 @@ class PlacementTable(Generic[Request]):
             queued_seconds, worker.address,
             [ready.workers[places[each]].address for each in kept], candidates.take(kept),
         )  # fmt: skip
-        self._start(stream, worker, candidates.known_tokens(place), hands_over=hands_over)
+        self._start(stream, worker, int(candidates.known_tokens[place]), hands_over=hands_over)
         self._metrics.placed(seconds)
         self.decisions.record(decision)
         return True
+
+    def pick(self, streams: Sequence[Request]) -> int:
+        """Index of the first request of which a worker with room has nearly as much cached as any worker; 0 if there is
+        none.
+
+        Args:
+            streams: that wait for a worker for the same model.
+        """
+        if len(streams) == 1 or not self._policy.uses_cache:
+            return 0
+        ready = self._ready_workers.gather(streams[0].request.model)
+        for index, stream in enumerate(streams):
+            places = self._suitable(stream, ready)
+            if not len(places):
+                return 0
+            known = self._candidates(stream, ready).known_tokens
+            most = known.max()
+            if ready.prefills is not None:
+                places, hands_over = self._of_next_phase(stream, places, ready.prefills, known)
+                most = known[ready.prefills == hands_over].max()
+            if len(places) and known[places].max() >= _NEARLY * most:
+                return index
+        return 0
 
     def mark_started(self, stream: RoutedRequest) -> None:
         """Records that the request's first delta from its worker has arrived."""
@@ -151,7 +176,7 @@ class PlacementTable(Generic[Request]):
         return (whom & room).nonzero()[0]
 
     def _of_next_phase(
-        self, stream: RoutedRequest, places: Places, prefills: NDArray[np.bool_], everywhere: Candidates
+        self, stream: RoutedRequest, places: Places, prefills: NDArray[np.bool_], known: Counts
     ) -> tuple[Places, bool]:
         """Those of the workers with room that the request goes to next: to compute its prompt for others, or to
         generate. While there are none, it waits: generating workers are not disturbed by long prompts, and prompts are
@@ -159,7 +184,7 @@ class PlacementTable(Generic[Request]):
 
         Args:
             prefills: whether each worker computes prompts for others.
-            everywhere: all workers.
+            known: how many tokens of the request each worker has cached.
 
         Returns:
             The workers, and whether they hand the request over.
@@ -170,9 +195,8 @@ class PlacementTable(Generic[Request]):
         is_whole = stream.attempts > 0 or stream.assignment.generation.sampling.HasField("prompt_logprobs")
         if is_whole or not len(generating):
             return generating, False
-        known = everywhere.take(generating)
-        most = (known.cached_tokens + (0 if known.host_cached_tokens is None else known.host_cached_tokens)).max()
-        hands_over = bool(stream.request.known_tokens - most >= self._min_prefill_tokens)
+        missing = stream.request.known_tokens - known[generating].max()
+        hands_over = bool(missing >= self._min_prefill_tokens)
         return computing if hands_over else generating, hands_over
 
     def _candidates(self, stream: RoutedRequest, ready: ReadySet) -> Candidates:

@@ -99,6 +99,7 @@ class Dispatcher:
             clock,
             self._place,
             self._fail,
+            table.pick,
         )
         self.sessions: set[CallerSession] = set()
 

@@ -15,6 +15,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+# Requests that may be served before one that came earlier.
+_MOST_PASSED_OVER = 16
+
 
 @dataclass(slots=True, eq=False)
 class Entry(Generic[T]):
@@ -25,6 +28,7 @@ class Entry(Generic[T]):
     priority: int
     tokens: int
     gone: bool = False
+    passed_over: int = 0  # requests behind it that were served before it
 
 
 @dataclass(slots=True)
@@ -154,19 +158,34 @@ class FairQueue(Generic[T]):
         if turn_changes:
             self._add_turn(tenant)
 
-    def peek(self) -> T:
-        """The item that goes next. Called on every frame of a worker, so it must not scan all tenants.
+    def peek(self, count: int = 1) -> list[Entry[T]]:
+        """The entries that may go next, in order: the one whose turn it is, and of the same tenant and priority those
+        behind it, up to `count` in all, but none behind one that was passed over often enough.
+
+        Called on every frame of a worker, so it must not scan all tenants.
 
         Raises:
             IndexError: the queue is empty.
         """
         if self._front:
-            return self._front[0].item
+            return [self._front[0]]
         if not self._tenants:
             raise IndexError("nobody waits")
         while self._turns[0][3] != self._turns[0][4].turn:
             heapq.heappop(self._turns)
-        return self._turns[0][4].heap[0][2].item
+        heap = self._turns[0][4].heap
+        found = [heap[0][2]]
+        frontier = [(heap[child][:2], child) for child in (1, 2) if child < len(heap)]
+        while frontier and len(found) < count and found[-1].passed_over < _MOST_PASSED_OVER:
+            (priority, _), place = heapq.heappop(frontier)
+            if priority != found[0].priority:
+                break
+            if not heap[place][2].gone:
+                found.append(heap[place][2])
+            for child in (2 * place + 1, 2 * place + 2):
+                if child < len(heap):
+                    heapq.heappush(frontier, (heap[child][:2], child))
+        return found
 
     def let_in(self, entry: Entry[T]) -> None:
         """Takes an entry out because it is served, and charges its tokens to its tenant, whose next turn comes later

@@ -1,9 +1,13 @@
-"""Requests that no worker has room for, queued by model until each is placed, gives up or is refused."""
+"""Requests that no worker has room for, queued by model until each is placed, gives up or is refused.
+
+Room at a worker goes to one of the next requests that the worker has cached, rather than to the first one, which may
+have its prefix elsewhere: delay scheduling (Zaharia et al. 2010). So a full fleet goes on finding what it has cached.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from quire.errors import QUEUE_FULL, QUEUE_TIMEOUT, DeadlineExceeded, Overloaded, QuireError, Unavailable
@@ -12,6 +16,8 @@ from router.placement.policies.base import RouteRequest
 from router.requests.fair_queue import Entry, FairQueue
 
 _MOST_MODELS = 64
+# Requests among which the next one is picked.
+_LOOKAHEAD = 8
 
 
 class Waiter(Protocol):
@@ -49,11 +55,14 @@ class WaitingRoom(Generic[Waiting]):
         clock: Clock,
         place: Callable[[Waiting], bool],
         fail: Callable[[Waiting, QuireError], None],
+        pick: Callable[[Sequence[Waiting]], int] = lambda _: 0,
     ) -> None:
         """
         Args:
             place: puts a request on a worker; returns False when none has room. Raises the error that ends the request.
             fail: ends a request with an error.
+            pick: the index of the request that suits the workers with room best, 0 if none does better than the first.
+                By default, requests go in order.
         """
         self._max_requests = max_requests
         self._max_tokens = max_tokens
@@ -61,6 +70,7 @@ class WaitingRoom(Generic[Waiting]):
         self._clock = clock
         self._place = place
         self._fail = fail
+        self._pick = pick
         self._queues: dict[str, FairQueue[Waiting]] = {}
         self._calling = False
         self.waiting = 0
@@ -143,8 +153,11 @@ class WaitingRoom(Generic[Waiting]):
 
     def _call_for(self, model: str) -> None:
         while (queue := self._queues.get(model)) is not None:
-            stream = queue.peek()
+            entries = queue.peek(_LOOKAHEAD)
+            stream = entries[0].item
             try:
+                picked = self._pick([entry.item for entry in entries])
+                stream = entries[picked].item
                 if not self._place(stream):
                     return
             except Unavailable:
@@ -153,6 +166,8 @@ class WaitingRoom(Generic[Waiting]):
                 self.leave(stream)
                 self._fail(stream, error)
                 continue
+            for entry in entries[:picked]:
+                entry.passed_over += 1
             if stream.entry is not None:
                 queue.let_in(stream.entry)
             self._end_wait(stream)

@@ -63,10 +63,11 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.homes)
 
-    def known_tokens(self, place: int) -> int:
-        """How many of the prompt's tokens the worker at this index has cached, in either tier."""
+    @property
+    def known_tokens(self) -> Counts:
+        """How many of the prompt's tokens each worker has cached, in either tier."""
         in_host = self.host_cached_tokens
-        return int(self.cached_tokens[place] + (0 if in_host is None else in_host[place]))
+        return self.cached_tokens if in_host is None else self.cached_tokens + in_host
 
     def take(self, places: NDArray[np.intp]) -> Candidates:
         """A copy of the entries at these indices, which stays valid."""

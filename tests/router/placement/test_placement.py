@@ -129,6 +129,34 @@ async def test_the_cheapest_of_those_with_room_is_found_while_loads_and_the_flee
             fleet.core.on_change()
 
 
+@pytest.mark.parametrize("policy", ["prefix", "least_loaded"])
+async def test_room_goes_to_the_waiting_request_that_the_worker_has_cached(policy: str) -> None:
+    """Each worker has the prefix of half of the requests. Only a policy that uses caches picks by them; whoever came
+    first yields sixteen times."""
+    fleet = Fleet(2, 0, RouterOptions(routing_policy=policy))
+    prefixes = [[index * 100 + block for block in range(32)] for index in (10, 11)]
+    for worker, keys in zip(fleet.workers, prefixes, strict=True):
+        fleet.core.index.store(worker.blocks, keys, on_host=False)
+        worker.load.heartbeat(common_pb2.EngineLoad(running_sequences=13, total_kv_blocks=100), 0.0)
+    for number, prefix in enumerate([0, 0, 1, 1, *[1] * 20]):
+        assert fleet.place(number, [*prefixes[prefix], number]) is None
+
+    def give_room(worker: Worker) -> int:
+        """Returns the request that uses it."""
+        waiting = {number for number, stream in fleet.session.streams.items() if stream.worker is None}
+        worker.load.heartbeat(common_pb2.EngineLoad(running_sequences=12, total_kv_blocks=100), 0.0)
+        fleet.core.dispatcher.waiting.call()
+        placed = {number for number in waiting if fleet.session.streams[number].worker is worker}
+        worker.load.heartbeat(common_pb2.EngineLoad(running_sequences=13, total_kv_blocks=100), 0.0)
+        assert len(placed) == 1
+        fleet.core.dispatcher.abort(fleet.session, min(placed))
+        return min(placed)
+
+    picked = [give_room(fleet.workers[1]) for _ in range(19)]
+    in_order = [*range(19)]
+    assert picked == ([*range(2, 18), 0, 1, 18] if policy == "prefix" else in_order)
+
+
 async def test_what_one_worker_tells_of_its_steps_holds_for_others_of_its_make_at_once() -> None:
     fleet = Fleet(20, seed=2)
     told = fleet.workers[0]

@@ -11,7 +11,7 @@ from router.requests.fair_queue import Entry, FairQueue, _Tenant
 def let_in(queue: FairQueue[str], entries: dict[str, Entry[str]], count: int) -> list[str]:
     found = []
     for _ in range(count):
-        item = queue.peek()
+        item = queue.peek()[0].item
         queue.let_in(entries[item])
         found.append(item)
     return found
@@ -22,15 +22,16 @@ def fill(queue: FairQueue[str], *items: tuple[str, int, int]) -> dict[str, Entry
     return {name: queue.push(name, name.rstrip("0123456789"), priority, tokens)[0] for name, priority, tokens in items}
 
 
-def slow_peek(queue: FairQueue[int]) -> int:
-    """The next item by definition: lost requests first, then the tenant whose turn it is."""
+def slow_peek(queue: FairQueue[int]) -> list[int]:
+    """The next items by definition: lost requests first, then those of the tenant whose turn it is."""
     if queue._front:
-        return queue._front[0].item
+        return [queue._front[0].item]
 
-    def first(tenant: _Tenant[int]) -> tuple[int, int, Entry[int]]:
-        return min(held for held in tenant.heap if not held[2].gone)
+    def waiting(tenant: _Tenant[int]) -> list[tuple[int, int, Entry[int]]]:
+        return sorted((held for held in tenant.heap if not held[2].gone), key=lambda held: held[:2])
 
-    return first(min(queue._tenants.values(), key=lambda each: (first(each)[0], each.served)))[2].item
+    whose = waiting(min(queue._tenants.values(), key=lambda each: (waiting(each)[0][0], each.served)))
+    return [entry.item for priority, _, entry in whose if priority == whose[0][0]]
 
 
 def test_tenants_take_turns_whoever_came_with_more() -> None:
@@ -104,14 +105,24 @@ def test_a_tenant_whose_urgent_request_has_gone_is_not_urgent_any_more() -> None
     entries = fill(queue, ("a0", 0, 1), *((f"a{n}", 5, 1) for n in range(1, 41)), ("b1", 3, 1))
     for number in (*range(13, 41), 0):
         queue.remove(entries[f"a{number}"])
-        assert queue.peek() == ("a0" if number else "b1")
+        assert queue.peek()[0].item == ("a0" if number else "b1")
 
 
 def test_a_tenant_that_is_let_in_out_of_turn_has_its_next_turn_later() -> None:
     queue: FairQueue[str] = FairQueue(100, 10**6)
     entries = fill(queue, ("a1", 0, 10), ("a2", 0, 500), ("b1", 0, 10))
     queue.let_in(entries["a2"])
-    assert queue.peek() == "b1"
+    assert queue.peek()[0].item == "b1"
+
+
+def test_none_goes_before_one_that_was_passed_over_often_enough() -> None:
+    queue: FairQueue[str] = FairQueue(100, 10**6)
+    entries = fill(queue, *((f"a{n}", 0, 100) for n in range(5)), ("a5", 1, 100))
+    assert [entry.item for entry in queue.peek(9)] == ["a0", "a1", "a2", "a3", "a4"]
+    entries["a1"].passed_over = 16
+    assert [entry.item for entry in queue.peek(9)] == ["a0", "a1"]
+    entries["a0"].passed_over = 16
+    assert [entry.item for entry in queue.peek(9)] == ["a0"]
 
 
 @given(
@@ -136,7 +147,7 @@ def test_nothing_is_lost_or_let_in_twice(steps: list[tuple[str, int, int]]) -> N
         elif action == "front":
             entries[number], tokens[number] = queue.push_front(number, "lost"), 0
         elif entries:
-            item = queue.peek() if action == "let in" else list(entries)[amount % len(entries)]
+            item = queue.peek()[0].item if action == "let in" else list(entries)[amount % len(entries)]
             entry = entries.pop(item)
             queue.let_in(entry) if action == "let in" else queue.remove(entry)
         assert len(queue) == len(entries)
@@ -144,7 +155,7 @@ def test_nothing_is_lost_or_let_in_twice(steps: list[tuple[str, int, int]]) -> N
         assert sum(queue.waiting_by_tenant().values()) == len(entries) <= 20 + len(steps)
         assert len(queue._turns) <= 2 * len(queue._tenants) + 17
         if entries:
-            assert queue.peek() == slow_peek(queue)
+            assert [entry.item for entry in queue.peek(3)] == slow_peek(queue)[:3]
     while entries:
-        queue.let_in(entries.pop(queue.peek()))
+        queue.let_in(entries.pop(queue.peek()[0].item))
     assert (len(queue), queue.tokens, queue.waiting_by_tenant()) == (0, 0, {})
