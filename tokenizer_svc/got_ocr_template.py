@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from quire.tokenizer.files import fields_of
+from quire.tokenizer.configuration import fields_of
 
 _CLASS = "GotOcr2Processor"
 _FILES = ("processor_config.json", "preprocessor_config.json")

@@ -13,6 +13,7 @@ from quire.hub import Wanted
 from quire.model_folder import DEMO_MODEL, check_path, model_folder
 from quire.serve.devices import count_gpus
 from quire.serve.layout import StackOptions
+from quire.tokenizer.vocabulary_files import WHOLE, has_tokenizer
 
 _GIB = 2**30
 _INDEX = "model.safetensors.index.json"
@@ -55,10 +56,15 @@ def model(options: StackOptions) -> Iterator[Finding]:
 
 
 def _tokenizer(options: StackOptions, folder: Path) -> Iterator[Finding]:
-    files = ("tekken.json",) if options.model.tokenizer_mode == "mistral" else ("tokenizer.json", "tekken.json")
-    elsewhere = options.model.tokenizer is not None or options.gateway.skip_tokenizer_init
-    if not elsewhere and not any((folder / file).exists() for file in files):
-        yield problem("tokenizer", f"{folder} has no {files[0]}. Name another folder with --tokenizer.")
+    if options.model.tokenizer is not None or options.gateway.skip_tokenizer_init:
+        return
+    has_tekken = (folder / "tekken.json").exists()
+    if options.model.tokenizer_mode == "mistral":
+        name, is_there = "tekken.json", has_tekken
+    else:
+        name, is_there = WHOLE, has_tekken or has_tokenizer(folder)
+    if not is_there:
+        yield problem("tokenizer", f"{folder} has no {name}. Name another folder with --tokenizer.")
 
 
 def _on_a_hub(name: str) -> Finding:

@@ -38,11 +38,11 @@ class ModelOptions:
         None, "Branch, tag or commit of a hub tokenizer. Default: --revision if the tokenizer is the model's."
     )
     tokenizer_mode: str = option(
-        "auto", "How the tokenizer is read: auto (tokenizer.json; like mistral if there is only tekken.json), mistral "
-        "(tekken.json; conversations are formatted by the package mistral-common), hf (tokenizer.json), deepseek_v32 "
-        "or deepseek_v4 (the same; conversations are written as DeepSeek V3.2's or V4's, as auto does if there is no "
-        "template) or custom (the one that an installed package registers under the name given by --tokenizer). slow "
-        "is refused: slow tokenizers no longer exist.",
+        "auto", "How the tokenizer is read: auto (tokenizer.json, or the older files that it replaced; like mistral if "
+        "there is only tekken.json), mistral (tekken.json; conversations are formatted by the package mistral-common), "
+        "hf (as auto, but never tekken.json), slow (the same: slow tokenizers no longer exist), deepseek_v32 or "
+        "deepseek_v4 (the same; conversations are written as DeepSeek V3.2's or V4's, as auto does if there is no "
+        "template) or custom (the one that an installed package registers under the name given by --tokenizer).",
         choices=TOKENIZER_MODES,
     )  # fmt: skip
     served_model_name: tuple[str, ...] = option(

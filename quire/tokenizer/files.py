@@ -1,13 +1,12 @@
 """Reads a model folder's tokenizer files, in the layouts of Transformers 4 and 5.
 
-As in Transformers 5, tokenizer.json alone determines the special tokens around a text; `add_bos_token` and
-`add_eos_token` in tokenizer_config.json concern the old slow tokenizers.
+As in Transformers 5, tokenizer.json alone determines the special tokens around a text, if there is one; `add_bos_token`
+and `add_eos_token` in tokenizer_config.json concern the older files, which are converted to it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,14 @@ from quire.gguf.files import is_gguf
 from quire.hub import Wanted
 from quire.model_folder import model_folder
 from quire.options.model import ModelOptions
-from quire.tokenizer.gguf import build, gguf_tokenizer
+from quire.tokenizer.configuration import nameless_tokens, read_json, special_tokens, text_of
+from quire.tokenizer.conversion.registry import convert
+from quire.tokenizer.definition import build
+from quire.tokenizer.gguf import gguf_tokenizer
+from quire.tokenizer.vocabulary_files import VOCABULARIES, WHOLE
 
 # DeepSeek's code for prompts is never run; it shows which ones the model knows.
-PATTERNS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "encoding/encoding_dsv4.py")
-
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+PATTERNS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "encoding/encoding_dsv4.py", *VOCABULARIES)
 
 
 @dataclass(frozen=True)
@@ -64,17 +65,42 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     if is_gguf(folder):
         definition, special_tokens, templates = gguf_tokenizer(folder)
         return TokenizerFiles(build(definition, folder), definition, {}, special_tokens, templates)
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    try:
+        return _read(folder)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StartupError(
-            f"No tokenizer.json in {folder}. Quire needs a fast tokenizer; make one with "
-            "`AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` of Transformers, "
-            "or name another folder with --tokenizer."
-        )
+            f"{folder}: tokenizer_config.json or a chat template cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _read(folder: Path) -> TokenizerFiles:
+    config = read_json(folder / "tokenizer_config.json")
+    named = {**read_json(folder / "special_tokens_map.json"), **config}
+    lowers = bool(read_json(folder / "sentence_bert_config.json").get("do_lower_case"))
+    if (folder / WHOLE).is_file():
+        tokenizer, definition = _whole(folder / WHOLE, lowers=lowers)
+        special = special_tokens(named)
+    else:
+        converted = convert(folder, named)
+        definition = _lowering(converted.definition) if lowers else converted.definition
+        tokenizer, special = build(definition, folder), converted.special_tokens
+    _add_missing_tokens(tokenizer, config, special)
+    return TokenizerFiles(
+        tokenizer,
+        definition,
+        {key: value for key, value in config.items() if key != "chat_template"},
+        special,
+        _chat_templates(folder, config),
+        folder=folder,
+    )
+
+
+def _whole(path: Path, *, lowers: bool) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Reads tokenizer.json."""
     try:
         definition = json.loads(path.read_bytes())
-        if _read_json(folder / "sentence_bert_config.json").get("do_lower_case"):
-            definition["normalizer"] = _lowering(definition.get("normalizer"))
+        if lowers:
+            definition = _lowering(definition)
             tokenizer = tokenizers.Tokenizer.from_str(json.dumps(definition))
         else:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -83,86 +109,29 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     # A length limit or padding left in the file from training would silently change prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    try:
-        return _with_config(tokenizer, definition, folder)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StartupError(
-            f"{folder}: tokenizer_config.json or a chat template cannot be read: {type(error).__name__}: {error}"
-        ) from error
+    return tokenizer, definition
 
 
-def fields_of(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file of the model; empty where there is none: what needs the file says what is wrong."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def _lowering(definition: dict[str, Any]) -> dict[str, Any]:
+    """The definition of a tokenizer that lowercases before anything else, as in sentence-transformers."""
+    own = [definition["normalizer"]] if definition.get("normalizer") else []
+    return {**definition, "normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *own]}}
 
 
-def _with_config(tokenizer: tokenizers.Tokenizer, definition: dict[str, Any], folder: Path) -> TokenizerFiles:
-    config = _read_json(folder / "tokenizer_config.json")
-    special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **config})
-    _add_missing_tokens(tokenizer, config, special_tokens)
-    return TokenizerFiles(
-        tokenizer,
-        definition,
-        {key: value for key, value in config.items() if key != "chat_template"},
-        special_tokens,
-        _chat_templates(folder, config),
-        folder=folder,
-    )
-
-
-def _lowering(normalizer: dict[str, Any] | None) -> dict[str, Any]:
-    """A normalizer that lowercases before anything else, as in sentence-transformers."""
-    own = [] if normalizer is None else [normalizer]
-    return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *own]}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise StartupError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise StartupError(f"{path} must hold a JSON object.")
-    return content
-
-
-def _text_of(token: Any) -> str | None:
-    """The text of a token, which is given as its text or as an object with properties."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    found = {name: text for name in _NAMED_TOKENS if (text := _text_of(config.get(name))) is not None}
-    extra = config.get("extra_special_tokens")
-    if isinstance(extra, dict):
-        found |= {name: text for name, token in extra.items() if (text := _text_of(token)) is not None}
-    return found
-
-
-def _add_missing_tokens(
-    tokenizer: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
-) -> None:
+def _add_missing_tokens(tokenizer: tokenizers.Tokenizer, config: dict[str, Any], special: dict[str, str]) -> None:
     """Adds the tokens that only tokenizer_config.json lists, in the order in which Transformers numbers them."""
     by_id = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
-    extra = config.get("extra_special_tokens")
-    more = [*(config.get("additional_special_tokens") or ()), *(extra if isinstance(extra, list) else ())]
-    wanted = [token for _, token in by_id] + list(special_tokens.values()) + more
+    more = nameless_tokens(config)
+    wanted = [token for _, token in by_id] + list(special.values()) + more
     for token in wanted:
-        text = _text_of(token)
+        text = text_of(token)
         if text is None or tokenizer.token_to_id(text) is not None:
             continue
         properties = token if isinstance(token, dict) else {"special": True}
         known = {key: properties[key] for key in ("lstrip", "rstrip", "single_word", "normalized") if key in properties}
         tokenizer.add_tokens([tokenizers.AddedToken(text, special=bool(properties.get("special")), **known)])
     # These are in the vocabulary already, but must be marked as special.
-    named = [text for text in (*special_tokens.values(), *map(_text_of, more)) if text]
+    named = [text for text in (*special.values(), *map(text_of, more)) if text]
     tokenizer.add_special_tokens(named)
 
 
@@ -173,7 +142,7 @@ def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         found = {str(entry["name"]): str(entry["template"]) for entry in inside}
     else:
         found = {"default": inside} if isinstance(inside, str) else {}
-    if isinstance(text := _read_json(folder / "chat_template.json").get("chat_template"), str):
+    if isinstance(text := read_json(folder / "chat_template.json").get("chat_template"), str):
         found["default"] = text
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         found[path.stem] = path.read_text(encoding="utf-8")

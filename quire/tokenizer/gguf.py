@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 from quire.errors import StartupError
 from quire.gguf.files import Gguf, read_gguf
 from quire.gguf.tokens import TokenKind, token_kinds
+from quire.tokenizer.definition import (
+    BYTE_LEVEL_DECODER,
+    OTHER,
+    SPACE_IN_FRONT,
+    SPELLED_SPACES,
+    added,
+    around,
+    bpe,
+    pieces_decoder,
+    whole,
+)
 from quire.tokenizer.gguf_rules import BYTE_LEVEL, PreTokenizer, byte_level_steps
 from quire.tokenizer.pieces_merges import merges_of_pieces, with_spelled_spaces
 
@@ -20,7 +28,6 @@ _NAMED = {
     "pad_token": "padding_token_id", "sep_token": "seperator_token_id", "mask_token": "mask_token_id",
 }  # fmt: skip
 _ADDED = (TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)
-_OTHER = "Name the original model's tokenizer with --tokenizer."
 
 
 def gguf_tokenizer(file: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
@@ -35,7 +42,7 @@ def gguf_tokenizer(file: Path) -> tuple[dict[str, Any], dict[str, str], dict[str
     if not model.texts("tokenizer.ggml.tokens") or convert is None:
         raise StartupError(
             f"{file} has a tokenizer of the kind {kind or 'none'!r}, which is not supported; gpt2, llama and gemma4 "
-            f"are. {_OTHER}"
+            f"are. {OTHER}"
         )
     definition = convert(model)
     return definition, _special_tokens(model), _chat_templates(model)
@@ -46,16 +53,13 @@ def _byte_level(model: Gguf) -> dict[str, Any]:
     if name not in BYTE_LEVEL:
         raise StartupError(
             f"{model.files[0]}: its tokenizer splits texts by the rules {name or 'none'!r}, which are not supported. "
-            + _OTHER
+            + OTHER
         )
     rules = BYTE_LEVEL[name]
-    bpe = {
-        "type": "BPE", "vocab": _vocabulary(model), "merges": _merges(model), "ignore_merges": rules.ignore_merges,
-    }  # fmt: skip
     return _definition(
-        model, bpe, normalizer={"type": "NFC"} if rules.composes else None, pre_tokenizer=byte_level_steps(rules),
-        decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        after=_around(model, rules),
+        model, bpe(_vocabulary(model), _merges(model), ignore_merges=rules.ignore_merges),
+        normalizer={"type": "NFC"} if rules.composes else None, pre_tokenizer=byte_level_steps(rules),
+        decoder=BYTE_LEVEL_DECODER, post_processor=_around(model, rules),
     )  # fmt: skip
 
 
@@ -73,7 +77,7 @@ def _gemma4(model: Gguf) -> dict[str, Any]:
     """Gemma 4's tokenizer, whose scores mean nothing. As in its tokenizer.json, texts are not split before merging."""
     merges = _merges(model)
     if not merges:
-        raise StartupError(f"{model.files[0]}: tokenizer.ggml.merges is missing, which the kind gemma4 needs. {_OTHER}")
+        raise StartupError(f"{model.files[0]}: tokenizer.ggml.merges is missing, which the kind gemma4 needs. {OTHER}")
     prefix = model.metadata.get("tokenizer.ggml.add_space_prefix", False)
     return _spelled(model, _vocabulary(model), merges, prefix=prefix)
 
@@ -85,7 +89,7 @@ def _merges(model: Gguf) -> list[tuple[str, str]]:
     """
     merges = [merge.split(" ") for merge in model.texts("tokenizer.ggml.merges")]
     if any(len(pair) != 2 for pair in merges):
-        raise StartupError(f"{model.files[0]}: tokenizer.ggml.merges are not all pairs. {_OTHER}")
+        raise StartupError(f"{model.files[0]}: tokenizer.ggml.merges are not all pairs. {OTHER}")
     return [(left, right) for left, right in merges]
 
 
@@ -97,40 +101,25 @@ def _spelled(
     Args:
         prefix: whether texts get a space in front.
     """
-    tokens = model.texts("tokenizer.ggml.tokens")
-    unknown = model.number("tokenizer.ggml.unknown_token_id")
-    bpe = {
-        "type": "BPE", "vocab": vocabulary, "merges": merges,
-        "byte_fallback": True, "fuse_unk": True,
-        "unk_token": tokens[unknown] if unknown is not None and unknown < len(tokens) else None,
-    }  # fmt: skip
-    spelled: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    before = [{"type": "Prepend", "prepend": "▁"}] if prefix else []
-    decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
-    ]  # fmt: skip
-    if prefix:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    pieces = bpe(
+        vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token=_special_tokens(model).get("unk_token")
+    )
+    before = [SPACE_IN_FRONT] if prefix else []
     return _definition(
-        model, bpe, normalizer={"type": "Sequence", "normalizers": [*before, spelled]}, pre_tokenizer=None,
-        decoder={"type": "Sequence", "decoders": decoders}, after=_around(model, None),
+        model, pieces, normalizer={"type": "Sequence", "normalizers": [*before, SPELLED_SPACES]},
+        decoder=pieces_decoder(prefix=bool(prefix)), post_processor=_around(model, None),
     )  # fmt: skip
 
 
-def _definition(model: Gguf, bpe: dict[str, Any], *, after: dict[str, Any] | None, **steps: Any) -> dict[str, Any]:
-    ids: dict[str, int] = bpe["vocab"]
-    kinds, added = token_kinds(model), []
-    for text, index in sorted(ids.items(), key=lambda token: token[1]):
-        if kinds[index] in _ADDED:
-            is_special = kinds[index] != TokenKind.USER_DEFINED
-            added.append({"id": index, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-                          "normalized": False, "special": is_special})  # fmt: skip
-    whole = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-             "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **bpe}  # fmt: skip
-    return {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": added, **steps, "post_processor": after, "model": whole,
-    }  # fmt: skip
+def _definition(model: Gguf, pieces: dict[str, Any], **steps: Any) -> dict[str, Any]:
+    ids: dict[str, int] = pieces["vocab"]
+    kinds = token_kinds(model)
+    tokens = [
+        added(index, text, special=kinds[index] != TokenKind.USER_DEFINED)
+        for text, index in sorted(ids.items(), key=lambda token: token[1])
+        if kinds[index] in _ADDED
+    ]
+    return whole(pieces, tokens, **steps)
 
 
 def _vocabulary(model: Gguf) -> dict[str, int]:
@@ -144,14 +133,14 @@ def _vocabulary(model: Gguf) -> dict[str, int]:
     found = {text: index for index, text in enumerate(tokens) if kinds[index] != TokenKind.UNUSED}
     expected = sum(kind != TokenKind.UNUSED for kind in kinds)
     if len(found) != expected:
-        raise StartupError(f"{model.files[0]}: {expected - len(found)} tokens have the same text as another. {_OTHER}")
+        raise StartupError(f"{model.files[0]}: {expected - len(found)} tokens have the same text as another. {OTHER}")
     return found
 
 
 def _scores(model: Gguf) -> list[float]:
     found, count = model.metadata.get("tokenizer.ggml.scores"), len(model.texts("tokenizer.ggml.tokens"))
     if not isinstance(found, list) or len(found) != count:
-        raise StartupError(f"{model.files[0]}: tokenizer.ggml.scores does not have a number for each token. {_OTHER}")
+        raise StartupError(f"{model.files[0]}: tokenizer.ggml.scores does not have a number for each token. {OTHER}")
     return [float(score) for score in found]
 
 
@@ -160,23 +149,11 @@ def _around(model: Gguf, rules: PreTokenizer | None) -> dict[str, Any] | None:
     begins = model.metadata.get("tokenizer.ggml.add_bos_token", rules is None or rules.begins)
     ends = model.metadata.get("tokenizer.ggml.add_eos_token", False)
     special = _special_tokens(model)
-    first = special.get("bos_token") if begins else None
-    last = special.get("eos_token") if ends else None
-    if first is None and last is None:
-        return {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False} if rules else None
+    first = [special["bos_token"]] if begins and "bos_token" in special else []
+    last = [special["eos_token"]] if ends and "eos_token" in special else []
     ids = {text: index for index, text in enumerate(model.texts("tokenizer.ggml.tokens"))}
-
-    def pattern(sequence: str, number: int) -> list[dict[str, Any]]:
-        before = [{"SpecialToken": {"id": first, "type_id": number}}] if first else []
-        after = [{"SpecialToken": {"id": last, "type_id": number}}] if last else []
-        return [*before, {"Sequence": {"id": sequence, "type_id": number}}, *after]
-
-    return {
-        "type": "TemplateProcessing", "single": pattern("A", 0), "pair": [*pattern("A", 0), *pattern("B", 1)],
-        "special_tokens": {
-            text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in (first, last) if text is not None
-        },
-    }  # fmt: skip
+    nothing = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False} if rules else None
+    return around(ids, first, last) or nothing
 
 
 def _special_tokens(model: Gguf) -> dict[str, str]:
@@ -202,15 +179,3 @@ def _chat_templates(model: Gguf) -> dict[str, str]:
     prefix = "tokenizer.chat_template"
     found = {name: text for name in model.texts(f"{prefix}s") if (text := model.text(f"{prefix}.{name}"))}
     return found | ({"default": text} if (text := model.text(prefix)) else {})
-
-
-def build(definition: dict[str, Any], file: Path) -> tokenizers.Tokenizer:
-    """Builds the tokenizer.
-
-    Raises:
-        StartupError: the parts are inconsistent, such as merges of tokens that do not exist.
-    """
-    try:
-        return tokenizers.Tokenizer.from_str(json.dumps(definition))
-    except Exception as error:  # the library raises bare Exceptions
-        raise StartupError(f"{file}: its tokenizer cannot be built: {error}. {_OTHER}") from error

@@ -16,6 +16,12 @@ _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _FIRST, _SHORT = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = rf"{_FIRST}{_UPPER}*{_LOWER}+|{_FIRST}{_UPPER}+{_LOWER}*|\p{{N}}|{_MARKS}"
 _GPT4O = rf"{_FIRST}{_UPPER}*{_LOWER}+{_SHORT}|{_FIRST}{_UPPER}+{_LOWER}*{_SHORT}|\p{{N}}{{1,3}}|{_MARKS}"
+_NO_HAN = "&&[^\\p{Han}]]"
+_KIMI_UPPER, _KIMI_LOWER = _UPPER[:-1] + _NO_HAN, _LOWER[:-1] + _NO_HAN
+_KIMI = (
+    rf"[\p{{Han}}]+|{_FIRST}{_KIMI_UPPER}*{_KIMI_LOWER}+{_SHORT}|{_FIRST}{_KIMI_UPPER}+{_KIMI_LOWER}*{_SHORT}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _NUMBERS, _CJK = r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+"  # noqa: RUF001
 _WORDS = (
@@ -54,6 +60,7 @@ BYTE_LEVEL: Mapping[str, PreTokenizer] = {
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer((_NUMBERS, _CJK, _WORDS))),
     "qwen35": PreTokenizer((_QWEN35,), composes=True),
     "hunyuan": PreTokenizer((_QWEN2,)),
+    "kimi-k2": PreTokenizer((_KIMI,), ignore_merges=True),
     "bloom": PreTokenizer((_BLOOM,)),
     "falcon": PreTokenizer((), punctuation=True, triples=True),
     "tekken": PreTokenizer((_TEKKEN,), begins=True, ignore_merges=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +11,13 @@ from quire.errors import StartupError
 from quire.extras import needed
 from quire.options.model import TOKENIZER_MODES, ModelOptions
 from quire.registry import load_plugin, registry
-from quire.tokenizer.files import TokenizerFiles, fields_of, read_tokenizer_files, tokenizer_folder
+from quire.tokenizer.configuration import fields_of
+from quire.tokenizer.files import TokenizerFiles, read_tokenizer_files, tokenizer_folder
 from quire.tokenizer.tekken import FILE as TEKKEN
 from quire.tokenizer.tekken import read_tekken
+from quire.tokenizer.vocabulary_files import WHOLE
+
+logger = logging.getLogger(__name__)
 
 _PLUGINS = "quire.tokenizers"
 # Each of these modes is named after the model_type that it is for.
@@ -46,7 +51,7 @@ def find_tokenizer(model: ModelOptions) -> TokenizerPlace:
     if (mode := model.tokenizer_mode) == "custom":
         return TokenizerPlace(mode, model.tokenizer or "", "")
     folder = tokenizer_folder(model)
-    if mode == "auto" and not (folder / "tokenizer.json").is_file() and (folder / TEKKEN).is_file():
+    if mode == "auto" and not (folder / WHOLE).is_file() and (folder / TEKKEN).is_file():
         mode = "mistral"
     return TokenizerPlace(mode, model.tokenizer or "", str(folder))
 
@@ -70,10 +75,8 @@ def _deepseek(place: TokenizerPlace) -> TokenizerFiles:
 
 
 def _slow(place: TokenizerPlace) -> TokenizerFiles:
-    raise StartupError(
-        "--tokenizer-mode slow is not supported: Transformers 5 and Quire no longer have slow tokenizers. The fast "
-        "one gives the same tokens: leave the option out."
-    )
+    logger.info("--tokenizer-mode slow is like hf: as in Transformers 5, there are no slow tokenizers")
+    return _own(place)
 
 
 def _mistral(place: TokenizerPlace) -> TokenizerFiles:

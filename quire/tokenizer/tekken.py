@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from quire.errors import StartupError
 from quire.media import MediaKind
 from quire.tokenizer.files import TokenizerFiles
+from quire.tokenizer.pieces_merges import merges_of_ranks
 from quire.tokenizer.token_bytes import spelling_of
 
 FILE = "tekken.json"
@@ -45,8 +46,8 @@ def read_tekken(folder: Path) -> TokenizerFiles:
         media = tekken_media(content, tokenizer)
     except FileNotFoundError:
         raise StartupError(
-            f"--tokenizer-mode mistral: {folder} has no {FILE}. Tokenizers in tokenizer.model files are not "
-            "supported; use the model's tokenizer.json, with --tokenizer-mode auto."
+            f"--tokenizer-mode mistral: {folder} has no {FILE}. Use --tokenizer-mode auto for tokenizer.json, "
+            "or for the older tokenizer.model."
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StartupError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
@@ -78,8 +79,7 @@ def _tokenizer(content: Mapping[str, Any]) -> tokenizers.Tokenizer:
     words = _words(content["vocab"], config["default_vocab_size"] - len(special))
     vocab = {spelling_of(word): len(special) + rank for word, rank in words.items()}
     vocab |= {token: number for number, token in enumerate(special)}
-    merges = [(spelling_of(left), spelling_of(right)) for left, right in _merges(words)]
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges_of_ranks(words), ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(tokenizers.Regex(config["pattern"]), "isolated"),
@@ -101,11 +101,3 @@ def _special_tokens(named: Sequence[Mapping[str, Any]] | None, count: int) -> li
 def _words(vocab: Sequence[Mapping[str, Any]], count: int) -> dict[bytes, int]:
     """Byte string → rank, for ranks below `count`."""
     return {base64.b64decode(word["token_bytes"]): word["rank"] for word in vocab if word["rank"] < count}
-
-
-def _merges(words: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Pairs that form a word, in merge order: by the word's rank, then by the pair's."""
-    for word in sorted(words, key=words.__getitem__):
-        cuts = [(word[:index], word[index:]) for index in range(1, len(word))]
-        pairs = [(left, right) for left, right in cuts if left in words and right in words]
-        yield from sorted(pairs, key=lambda pair: (words[pair[0]], words[pair[1]]))

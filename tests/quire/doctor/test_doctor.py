@@ -107,8 +107,11 @@ def test_weights_are_those_of_the_format(folder: Path, there: str, load_format: 
     assert found.keys() == (set() if is_found else {"weights"})
 
 
-def test_files_of_slow_tokenizers_are_none(folder: Path) -> None:
-    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+@pytest.mark.parametrize("name", ["tekken.json", "tokenizer.model", "merges.txt", "vocab.txt", "qwen.tiktoken"])
+def test_other_files_that_describe_a_tokenizer(folder: Path, name: str) -> None:
+    (folder / "tokenizer.json").rename(folder / name)
+    assert not problems(stack(str(folder)))
+    (folder / name).rename(folder / "tokenizer.bin")
     assert "no tokenizer.json" in problems(stack(str(folder)))["tokenizer"]
 
 

@@ -15,6 +15,7 @@ from quire.tokenizer.files import TokenizerFiles, read_tokenizer_files
 from quire.tokenizer.gguf_rules import BYTE_LEVEL, PreTokenizer
 from quire.tokenizer.token_bytes import make_token_bytes
 from tests.support.gguf_files import tokenizer_metadata, write_metadata
+from tests.support.tokenizer_folders import pieces
 
 CORPUS = [path.read_text(encoding="utf-8") for path in sorted((Path(__file__).parents[3] / "docs").glob("*.md"))[:4]]
 TEXTS = [
@@ -65,18 +66,6 @@ def test_byte_level_vocabularies(tmp_path: Path, rules: str) -> None:
     metadata["tokenizer.ggml.token_type"].append(5)
     file = write_metadata(tmp_path / "m.gguf", metadata | {"tokenizer.ggml.add_bos_token": False})
     check(read_tokenizer_files(file), original)
-
-
-def pieces() -> tuple[list[str], list[float], list[int]]:
-    """Tokens, scores and token types of a vocabulary as SentencePiece makes it."""
-    tokens, kinds = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))], [2, 3, 3, *[6] * 256]
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.Metaspace()
-    trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=800))
-    found = [trained.id_to_token(index) for index in range(trained.get_vocab_size())]
-    found.sort(key=lambda token: (len(token) == 1, trained.token_to_id(token)))  # characters last, as there
-    scores = [0.0] * 259 + [-float(index) for index in range(len(found))]
-    return tokens + found, scores, kinds + [1] * len(found)
 
 
 @pytest.mark.parametrize("prefix", [True, False])

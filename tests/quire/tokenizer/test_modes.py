@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import random
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from tokenizers.models import WordLevel
 
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
-from quire.tokenizer.files import TokenizerFiles
+from quire.tokenizer.files import PATTERNS, TokenizerFiles
 from quire.tokenizer.modes import find_tokenizer
 from quire.tokenizer.tekken import read_tekken
 from tests.support.tekken import NUM_SPECIAL, write_tekken
+from tests.support.tokenizer_folders import write_merges
 from tokenizer_svc.text import TextCodec
 
 TEXTS = ["Hello, wörld! 🙂 don't  \n\n x", "def f(x):\n\treturn x**2", "日本語。", "AbcDEF 12345  ", " a", "", "\x00"]
@@ -64,7 +66,11 @@ def test_special_tokens_that_the_file_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [(None, "has no tekken.json.*tokenizer.model"), ("{", "cannot be read"), ('{"config": {}}', "cannot be read")],
+    [
+        (None, "has no tekken.json.*--tokenizer-mode auto"),
+        ("{", "cannot be read"),
+        ('{"config": {}}', "cannot be read"),
+    ],
 )
 def test_broken_tekken(tmp_path: Path, text: str | None, words: str) -> None:
     if text:
@@ -108,9 +114,18 @@ def test_deepseeks_modes_are_for_their_models(mode: str, model: str, other: str,
         read(mode, str(tmp_path))
 
 
-def test_slow_ones_are_no_more(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="--tokenizer-mode slow is not supported"):
-        read("slow", str(tmp_path))
+def test_slow_ones_are_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_merges(tmp_path, tokenizer_class="GPT2Tokenizer")
+    with caplog.at_level("INFO", "quire"):
+        assert read("slow", str(tmp_path)).tokenizer.to_str() == read("hf", str(tmp_path)).tokenizer.to_str()
+    assert "--tokenizer-mode slow is like hf" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["vocab.json", "merges.txt", "tiktoken.model", "qwen.tiktoken", "tokenizer.model", "vocab.txt"]
+)
+def test_older_files_are_downloaded(name: str) -> None:
+    assert any(fnmatch(name, pattern) for pattern in PATTERNS)
 
 
 def test_one_that_a_package_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
