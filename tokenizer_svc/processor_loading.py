@@ -11,6 +11,8 @@ from typing import Any
 import transformers
 from transformers.models.auto.processing_auto import processor_class_from_name
 
+from quire.tokenizer.files import read_tokenizer_files
+from quire.tokenizer.vocabulary_files import WHOLE
 from tokenizer_svc.image_processors import class_named, load_image_processor
 
 _PIXTRAL = "transformers.models.pixtral"
@@ -31,7 +33,7 @@ def load_processor(folder: Path) -> Any:
     fields, _ = processor_class.get_processor_dict(folder)
     parts = {
         "image_processor": load_image_processor(folder),
-        "tokenizer": transformers.AutoTokenizer.from_pretrained(folder),
+        "tokenizer": _tokenizer(folder),
         "video_processor": video_part(processor_class),
     }
     module: Any = sys.modules[processor_class.__module__]
@@ -53,6 +55,15 @@ def video_part(processor_class: type[Any]) -> _VideoPart | None:
     """What takes the place of a processor's part for videos."""
     fields = _OF_VIDEO_PARTS.get(processor_class.__name__)
     return None if fields is None else _VideoPart(fields)
+
+
+def _tokenizer(folder: Path) -> Any:
+    """The tokenizer; from Quire's own reader if it is in files that Transformers reads with other packages or not at
+    all."""
+    if (folder / WHOLE).is_file():
+        return transformers.AutoTokenizer.from_pretrained(folder)
+    files = read_tokenizer_files(folder)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=files.tokenizer, **files.special_tokens)
 
 
 def _processor_class(folder: Path) -> type[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -94,6 +96,20 @@ def normalized(prepared: Processed, wanted: tuple[int, ...], name: str = PIXELS)
         apart = pixels.reshape(len(pixels), 3, 1, -1) * scale[:, None, None] + shift[:, None, None]
         return apart.repeat(wanted[1] // pixels.shape[1], axis=2).reshape(len(pixels), -1)
     return pixels * scale[:, None, None] + shift[:, None, None]
+
+
+def test_a_tokenizer_in_older_files(qwen: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(qwen, tmp_path / "older")
+    definition = json.loads((folder / "tokenizer.json").read_bytes())
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(definition["model"]["vocab"]))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "added_tokens.json").write_text(
+        json.dumps({token["content"]: token["id"] for token in definition["added_tokens"]})
+    )
+    found, expected = (ImageProcessor(place).prepare(png_bytes(IMAGE), {}) for place in (folder, qwen))
+    assert (found.text, found.num_tokens) == (expected.text, expected.num_tokens)
+    assert ImageProcessor(folder).image_token_id == ImageProcessor(qwen).image_token_id
 
 
 @pytest.mark.parametrize("family", FAMILIES)
