@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from quire.bounds import PRIORITY_BOUND
+from quire.bounds import PRIORITY_BOUND, TENANT_WEIGHT_BOUND
 from quire.errors import StartupError
 
 FLAG = "--api-key-file"
@@ -27,6 +27,8 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_minute: _Count | None = None
     tokens_per_minute: _Count | None = None  # of prompts and outputs
     max_concurrent_requests: _Count | None = None
+    # Share of the tokens that routers let in from their queues, relative to other tenants.
+    weight: Annotated[float, Meta(ge=TENANT_WEIGHT_BOUND.minimum, le=TENANT_WEIGHT_BOUND.maximum)] = 1.0
     # The most urgent `priority` of its requests: lower numbers are more urgent.
     max_priority: Annotated[int, Meta(ge=int(PRIORITY_BOUND.minimum), le=int(PRIORITY_BOUND.maximum))] = 0
 

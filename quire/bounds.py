@@ -84,6 +84,18 @@ _LEAST_TEMPERATURE = 9.9999e-6  # 1e-5, or its float32 value on the wire
 LOGIT_BIAS_BOUND = Bound(-100, 100)
 BLOCK_SIZE_BOUND = Bound(1, 1024)
 PRIORITY_BOUND = Bound(-(2**31), 2**31 - 1)
+TENANT_WEIGHT_BOUND = Bound(0.001, 1000)
+
+
+def tenant_weight(given: float) -> float:
+    """Returns the weight of a tenant in a message, where 0 stands for 1.
+
+    Raises:
+        InvalidRequest: it is out of bounds.
+    """
+    weight = given or 1.0
+    TENANT_WEIGHT_BOUND.check("tenant_weight", weight)
+    return weight
 
 
 def check_context_length(

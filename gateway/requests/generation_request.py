@@ -90,6 +90,11 @@ class GenerationRequest:
         return self.sampling.n
 
     @property
+    def weight(self) -> float:
+        """The tenant's share in the routers' queues, relative to those of others."""
+        return self.admission.key.entry.weight if self.admission else 1.0
+
+    @property
     def prompt_tokens(self) -> int:
         """Number of tokens of all prompts."""
         return sum(prompt.num_tokens for prompt in self.prompts)

@@ -43,6 +43,11 @@ class PoolingRequest:
     admission: Admission | None = None  # of a named key, whose tokens it uses
 
     @property
+    def weight(self) -> float:
+        """The tenant's share in the routers' queues, relative to those of others."""
+        return self.admission.key.entry.weight if self.admission else 1.0
+
+    @property
     def num_tokens(self) -> int:
         """Number of tokens of all inputs."""
         return sum(len(each.token_ids) for each in self.inputs)

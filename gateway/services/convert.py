@@ -80,6 +80,7 @@ def from_pooling(
         priority=request.priority,
         timeout_ms=timeout_ms,
         tenant=request.tenant,
+        tenant_weight=request.weight,
     )
 
 
@@ -144,6 +145,7 @@ def from_stream(stream: StreamState, timeout_ms: int) -> common_pb2.Generation:
         prompt_block_keys=prompt.block_keys,
         prompt_block_size=request.block_size if prompt.block_keys else 0,
         tenant=request.tenant,
+        tenant_weight=request.weight,
         session_id=request.session_id,
         constraint=from_constraint(request.constraint) if request.constraint else None,
     )

@@ -50,7 +50,7 @@ class GatewayOptions:
     )  # fmt: skip
     api_key_file: str | None = option(
         None, "JSON file of named keys, beside those of --api-key: each with its limits of requests and tokens per "
-        "minute and of concurrent requests, and its most urgent priority "
+        "minute and of concurrent requests, its share in the routers' queues, and its most urgent priority "
         "(docs/keys.md). Read again when it changes. Each gateway process applies the limits by itself: with several, "
         "a key gets them from each.",
         metavar="PATH",

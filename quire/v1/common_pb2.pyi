@@ -54,7 +54,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, service: _Optional[str] = ..., version: _Optional[str] = ..., instance_id: _Optional[str] = ..., start_time_seconds: _Optional[float] = ..., grpc_services: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "priority", "cache_salt", "timeout_ms", "progress", "prompt_block_keys", "prompt_block_size", "tenant", "session_id", "constraint", "prompt_embeds", "traceparent", "tracestate", "images")
+    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "priority", "cache_salt", "timeout_ms", "progress", "prompt_block_keys", "prompt_block_size", "tenant", "session_id", "constraint", "prompt_embeds", "traceparent", "tracestate", "images", "tenant_weight")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class Generation(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -89,7 +90,8 @@ class Generation(_message.Message):
     traceparent: str
     tracestate: str
     images: _containers.RepeatedCompositeFieldContainer[Image]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ..., prompt_block_keys: _Optional[_Iterable[int]] = ..., prompt_block_size: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_embeds: _Optional[_Union[PromptEmbeds, _Mapping]] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
+    tenant_weight: float
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ..., prompt_block_keys: _Optional[_Iterable[int]] = ..., prompt_block_size: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_embeds: _Optional[_Union[PromptEmbeds, _Mapping]] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., tenant_weight: _Optional[float] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("offset", "num_tokens", "inputs", "pixel_scale", "pixel_shift")
@@ -269,7 +271,7 @@ class PoolingInput(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., token_type_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PoolRequest(_message.Message):
-    __slots__ = ("request_id", "model", "inputs", "parameters", "priority", "timeout_ms", "tenant")
+    __slots__ = ("request_id", "model", "inputs", "parameters", "priority", "timeout_ms", "tenant", "tenant_weight")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +279,7 @@ class PoolRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[PoolingInput]
@@ -284,7 +287,8 @@ class PoolRequest(_message.Message):
     priority: int
     timeout_ms: int
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[PoolingInput, _Mapping]]] = ..., parameters: _Optional[_Union[PoolingParameters, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+    tenant_weight: float
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[PoolingInput, _Mapping]]] = ..., parameters: _Optional[_Union[PoolingParameters, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ...) -> None: ...
 
 class PoolingOutput(_message.Message):
     __slots__ = ("data", "shape", "num_tokens")

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from quire.bounds import MAX_CALLER_NAME_LENGTH, check_count
+from quire.bounds import MAX_CALLER_NAME_LENGTH, check_count, tenant_weight
 from quire.errors import (
     ENGINE_FAULT,
     PREFILLED,
@@ -249,6 +249,7 @@ class Dispatcher:
             sequences=max(1, sampling.n),
             output_tokens=min(self._output_tokens, longest),
             tenant=generation.tenant,
+            tenant_weight=tenant_weight(generation.tenant_weight),
             session_id=generation.session_id,
             priority=generation.priority,
             generated_tokens=sum(len(choice.token_ids) for choice in generation.progress),

@@ -1,8 +1,8 @@
 """A queue of requests waiting for a worker with room: bounded, fair between tenants, ordered by priority.
 
-Tenants take turns by the number of tokens already let in for each (start-time fair queueing, Goyal, Vin and Cheng
-1996): the tenant with the fewest goes next. Urgent requests go before others, whatever their tenant; a request whose
-worker was lost goes before all.
+Tenants take turns by the number of tokens already let in for each, divided by its weight (start-time fair queueing,
+Goyal, Vin and Cheng 1996): the tenant with the fewest goes next. Urgent requests go before others, whatever their
+tenant; a request whose worker was lost goes before all.
 """
 
 from __future__ import annotations
@@ -27,19 +27,25 @@ class Entry(Generic[T]):
     tenant: str
     priority: int
     tokens: int
+    weight: float = 1.0  # of its tenant
     gone: bool = False
     passed_over: int = 0  # requests behind it that were served before it
+
+    @property
+    def share(self) -> float:
+        """Its tokens, as they count against its tenant."""
+        return self.tokens / self.weight
 
 
 @dataclass(slots=True)
 class _Tenant(Generic[T]):
     """The waiting requests of one tenant, the most urgent and then the oldest first."""
 
-    served: float  # tokens let in, starting from the others' level when it began to wait
+    served: float  # shares let in, starting from the others' level when it began to wait
     arrived: int  # breaks ties between tenants: the first one goes first
     turn: int = 0  # number of its valid turn in the queue's heap; 0 while it has none
     heap: list[tuple[int, int, Entry[T]]] = field(default_factory=list)
-    tokens: int = 0
+    share: float = 0.0  # sum of those of its entries
     waiting: int = 0
 
 
@@ -57,10 +63,10 @@ class FairQueue(Generic[T]):
         self._tenants: dict[str, _Tenant[T]] = {}
         self._front: deque[Entry[T]] = deque()
         self._order = itertools.count(1)
-        # Heap of (priority, tokens let in, arrival, turn number, tenant), the next turn first. A change of a tenant's
+        # Heap of (priority, shares let in, arrival, turn number, tenant), the next turn first. A change of a tenant's
         # turn pushes a new one; turns that have become void are dropped when they reach the top.
         self._turns: list[tuple[int, float, int, int, _Tenant[T]]] = []
-        self._served = 0.0  # tokens let in for the tenant served last, before that
+        self._served = 0.0  # shares let in for the tenant served last, before that
         self._waiting = 0
         self.tokens = 0
 
@@ -73,14 +79,17 @@ class FairQueue(Generic[T]):
         waiting.update(entry.tenant for entry in list(self._front))
         return dict(waiting)
 
-    def push(self, item: T, tenant: str, priority: int, tokens: int) -> tuple[Entry[T], list[T]]:
+    def push(self, item: T, tenant: str, priority: int, tokens: int, weight: float = 1.0) -> tuple[Entry[T], list[T]]:
         """Queues an item.
+
+        Args:
+            weight: the tenant's share of the tokens let in, relative to other tenants.
 
         Returns:
             Its entry, and the items evicted for it: none, itself, or the newest of the tenants that take most of a
-            full queue.
+            full queue, for their weight.
         """
-        entry = Entry(item, tenant, priority, tokens)
+        entry = Entry(item, tenant, priority, tokens, weight)
         victims = self._victims(entry)
         if victims is None:
             return entry, [item]
@@ -90,7 +99,7 @@ class FairQueue(Generic[T]):
         if mine is None:
             mine = self._tenants[tenant] = _Tenant(self._served, next(self._order))
         heapq.heappush(mine.heap, (priority, next(self._order), entry))
-        mine.tokens += tokens
+        mine.share += entry.share
         mine.waiting += 1
         if mine.heap[0][2] is entry:
             self._add_turn(mine)
@@ -106,8 +115,8 @@ class FairQueue(Generic[T]):
         if requests <= 0 and tokens <= 0:
             return []
         mine = self._tenants.get(newcomer.tenant)
-        share = newcomer.tokens + (mine.tokens if mine else 0)
-        greediest = [(-each.tokens, each.arrived, each) for each in self._tenants.values() if each.tokens > share]
+        share = newcomer.share + (mine.share if mine else 0)
+        greediest = [(-each.share, each.arrived, each) for each in self._tenants.values() if each.share > share]
         heapq.heapify(greediest)
         held: dict[str, list[Entry[T]]] = {}  # remaining entries of tenants that lose some, the newest last
         victims = []
@@ -121,8 +130,8 @@ class FairQueue(Generic[T]):
             victims.append(held[name].pop())
             requests -= 1
             tokens -= victims[-1].tokens
-            if -negated - victims[-1].tokens > share:
-                heapq.heappush(greediest, (negated + victims[-1].tokens, arrived, tenant))
+            if -negated - victims[-1].share > share:
+                heapq.heappush(greediest, (negated + victims[-1].share, arrived, tenant))
         return victims
 
     def push_front(self, item: T, tenant: str) -> Entry[T]:
@@ -143,7 +152,7 @@ class FairQueue(Generic[T]):
             return
         self.tokens -= entry.tokens
         tenant = self._tenants[entry.tenant]
-        tenant.tokens -= entry.tokens
+        tenant.share -= entry.share
         tenant.waiting -= 1
         if not tenant.waiting:
             del self._tenants[entry.tenant]
@@ -193,12 +202,12 @@ class FairQueue(Generic[T]):
         tenant = self._tenants.get(entry.tenant)
         if tenant is not None and entry.tokens:
             self._served = tenant.served
-            tenant.served += entry.tokens
+            tenant.served += entry.share
             tenant.turn = 0  # void: `remove` gives it another one
         self.remove(entry)
 
     def _add_turn(self, tenant: _Tenant[T]) -> None:
-        """Pushes a tenant's turn, ordered by its first request's priority and by the tokens it was served."""
+        """Pushes a tenant's turn, ordered by its first request's priority and by the shares it was served."""
         if len(self._turns) > 2 * len(self._tenants) + 16:
             self._turns = [each for each in self._turns if each[3] == each[4].turn]
             heapq.heapify(self._turns)

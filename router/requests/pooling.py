@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.bounds import MAX_CALLER_NAME_LENGTH, check_count
+from quire.bounds import MAX_CALLER_NAME_LENGTH, check_count, tenant_weight
 from quire.errors import (
     ENGINE_FAULT,
     WORKER_LOST,
@@ -174,6 +174,7 @@ class PoolDispatcher:
             sequences=len(message.inputs),
             output_tokens=0,
             tenant=message.tenant,
+            tenant_weight=tenant_weight(message.tenant_weight),
             priority=message.priority,
         )
         deadline = self._clock.time() + min(seconds, message.timeout_ms / 1000 or seconds)

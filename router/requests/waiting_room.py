@@ -114,7 +114,9 @@ class WaitingRoom(Generic[Waiting]):
         if stream.begun:
             stream.entry = queue.push_front(stream, request.tenant)
         else:
-            stream.entry, victims = queue.push(stream, request.tenant, request.priority, request.prompt_tokens)
+            stream.entry, victims = queue.push(
+                stream, request.tenant, request.priority, request.prompt_tokens, request.tenant_weight
+            )
         self.waiting += 1
         stream.waiting_since = self._clock.time()
         for victim in victims:

@@ -26,10 +26,11 @@ def saved(folder: Path, *keys: dict[str, Any]) -> str:
 
 def test_a_key_or_its_digest(tmp_path: Path) -> None:
     plain, hashed = read_api_keys(
-        saved(tmp_path, {"name": "a", "key": "secret"}, {"name": "b", "key_sha256": digest("other")})
+        saved(tmp_path, {"name": "a", "key": "secret"}, {"name": "b", "key_sha256": digest("other"), "weight": 2})
     )
     assert (plain.digest, hashed.digest) == (key_digest("secret"), key_digest("other"))
-    assert (plain.requests_per_minute, plain.max_priority) == (None, 0)
+    assert (plain.requests_per_minute, plain.weight, plain.max_priority) == (None, 1.0, 0)
+    assert hashed.weight == 2.0
     assert read_api_keys(saved(tmp_path)) == ()
 
 
@@ -48,6 +49,7 @@ def test_a_key_or_its_digest(tmp_path: Path) -> None:
         ([{"name": "a", "key": "secret of clients"}], "same key as one of --api-key"),
         ([{"name": "a", "key": "secret", "tokens_per_minut": 5}], "tokens_per_minut"),
         ([{"name": "a", "key": "secret", "requests_per_minute": 0}], r"keys\[0\]\.requests_per_minute"),
+        ([{"name": "a", "key": "secret", "weight": 0}], r"keys\[0\]\.weight"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_without_showing_its_keys(tmp_path: Path, keys: list[Any], part: str) -> None:

@@ -30,6 +30,8 @@ class RouteRequest:
     # Expected number of output tokens of each sequence.
     output_tokens: float
     tenant: str = ""
+    # The tenant's share of a queue, relative to other tenants.
+    tenant_weight: float = 1.0
     # Identifies the conversation; empty when the caller named none.
     session_id: str = ""
     priority: int = 0

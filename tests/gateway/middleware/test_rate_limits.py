@@ -27,7 +27,7 @@ KEYS = (
     {"name": "few", "key": "few-requests", "requests_per_minute": 3},
     {"name": "thrifty", "key": "few-tokens", "tokens_per_minute": 60},
     {"name": "single", "key": "one-at-a-time", "max_concurrent_requests": 1},
-    {"name": "heavy", "key": "heavy", "max_priority": -2},
+    {"name": "heavy", "key": "heavy", "weight": 3, "max_priority": -2},
     {"name": "patient", "key": "patient", "max_priority": 4},
 )
 LIMITS = ("limit", "remaining", "reset")
@@ -144,13 +144,13 @@ async def test_concurrent_requests(stack: GatewayStack) -> None:
     assert (await ask(stack, "one-at-a-time")).status_code == 200
 
 
-async def test_priority_travels_to_the_router(stack: GatewayStack) -> None:
+async def test_weight_and_priority_travel_to_the_router(stack: GatewayStack) -> None:
     record = stack.engine.record.started
-    for key, asked, priority in (
-        ("heavy", -2, -2), ("heavy", 5, 5), ("patient", 0, 4), ("plain", -9, -9),
+    for key, asked, weight, priority in (
+        ("heavy", -2, 3, -2), ("heavy", 5, 3, 5), ("patient", 0, 1, 4), ("plain", -9, 1, -9),
     ):  # fmt: skip
         assert (await ask(stack, key, priority=asked)).status_code == 200
-        assert record[-1].priority == priority
+        assert (record[-1].tenant_weight, record[-1].priority) == (weight, priority)
     refused = await ask(stack, "heavy", priority=-3)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
     assert "ask for -2 or more" in refused.json()["error"]["message"]
@@ -196,5 +196,6 @@ async def test_pooling_models(tokenizer_folder: Path, file: Path, clock: ManualC
         refused = await ask(stack, "few-tokens", "/v1/embeddings", input=[[65] * 20])
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
         await ask(stack, "heavy", "/v1/embeddings", input=[[65]])
-        assert stack.engine.pooling.received[-1].priority == 0
+        sent = stack.engine.pooling.received[-1]
+        assert (sent.tenant_weight, sent.priority) == (3, 0)
         assert (await ask(stack, "heavy", "/v1/embeddings", input=[[65]], priority=-3)).status_code == 400

@@ -47,6 +47,25 @@ def test_turns_are_counted_in_tokens() -> None:
     assert sum(name.startswith("long") for name in first) == 2
 
 
+def test_turns_are_as_frequent_as_weights_say() -> None:
+    queue: FairQueue[str] = FairQueue(100, 10**6)
+    entries = {}
+    for tenant, weight in (("heavy", 3.0), ("light", 1.0)):
+        for number in range(40):
+            name = f"{tenant}{number}"
+            entries[name], _ = queue.push(name, tenant, 0, 100, weight)
+    first = let_in(queue, entries, 40)
+    assert sum(name.startswith("heavy") for name in first) == 30
+
+
+def test_of_a_full_queue_those_go_that_have_most_for_their_weight() -> None:
+    queue: FairQueue[str] = FairQueue(6, 10**6)
+    for tenant, weight, count in (("heavy", 3.0, 4), ("light", 1.0, 2)):
+        for number in range(count):
+            queue.push(f"{tenant}{number}", tenant, 0, 100, weight)
+    assert queue.push("new", "new", 0, 100)[1] == ["light1"]
+
+
 def test_who_comes_late_does_not_catch_up_on_what_others_had() -> None:
     queue: FairQueue[str] = FairQueue(100, 10**6)
     entries = fill(queue, *((f"a{n}", 0, 100) for n in range(20)))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from quire.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
+from quire.errors import DeadlineExceeded, InvalidRequest, NotFound, Overloaded, Unavailable
 from quire.options.server import GrpcServerOptions
 from quire.v1 import router_pb2
 from tests.router.conftest import StartEngine, StartRouter
@@ -72,6 +72,30 @@ async def test_tenants_take_turns(start_engine: StartEngine, start_router: Start
         names = [request.request_id for request in engine.record.started]
         assert max(names.index(f"modest{n}") for n in range(3)) < AT_WORKER + 2 * 3 + 1
         await eventually(lambda: not len(running.router.table))
+
+
+async def test_a_tenant_with_three_times_the_weight_has_three_times_the_turns(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine(silent=True, **FEW)
+    running = await start_router(engine.address)
+    async with running.client.session() as session:
+        outputs = []
+        for tenant, weight, count in (("first", 0, AT_WORKER), ("heavy", 3, 12), ("light", 0, 12)):
+            for _ in range(count):
+                number = len(outputs)
+                asked = generation([number], 1, request_id=f"{tenant}{number}", tenant=tenant, tenant_weight=weight)
+                outputs.append(await session.start(number, asked))
+        await eventually(lambda: running.router.dispatcher.waiting.waiting == 24)
+        engine.options = FakeOptions(**FEW)
+        for output in outputs:
+            await output.wait_ended()
+        after_the_first = [request.request_id for request in engine.record.started[AT_WORKER:]]
+        assert sum(name.startswith("heavy") for name in after_the_first[:12]) == 9
+        refused = await session.start(100, generation([1], 1, tenant_weight=-1.0))
+        await refused.wait_ended()
+        assert isinstance(refused.error, InvalidRequest)
+        assert refused.error.parameter == "tenant_weight"
 
 
 async def test_urgent_requests_go_first(start_engine: StartEngine, start_router: StartRouter) -> None:
