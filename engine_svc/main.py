@@ -21,6 +21,7 @@ from engine_svc.model_info import ModelInfo
 from engine_svc.service.admin import EngineAdminServicer
 from engine_svc.service.kv_publisher import KvPublisher
 from engine_svc.service.metrics import EngineCollector
+from engine_svc.service.registration import FLAG as REGISTRATION_FLAG
 from engine_svc.service.registration import Place, keep_registered
 from engine_svc.service.servicer import EngineServicer
 from engine_svc.worker import EngineWorker, first_of
@@ -32,6 +33,7 @@ from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tracing import TracingOptions
+from quire.rpc.discovery import check_addresses
 from quire.rpc.server import GrpcServer
 from quire.tracing.base import Tracer, open_tracer
 from quire.v1 import admin_pb2, admin_pb2_grpc, engine_pb2, engine_pb2_grpc
@@ -57,6 +59,7 @@ def main(
         SystemExit: the engine has died.
     """
     setup_logging("engine", log)
+    check_addresses(REGISTRATION_FLAG, engine.registration.register_with)
     if engine.parallel.distributed_executor_backend == "external_launcher":
         launch = read_launch(engine.parallel)
         if launch.rank:
@@ -142,7 +145,7 @@ async def _companions(
     """
     place = Place(server.host, grpc_server.port, engine.registration.advertise_address, security.tls)
     jobs = [watch_steps(worker.loop.step_age, engine.watchdog, grpc_server.set_serving, end_process)]
-    jobs += [keep_registered(router, place, security) for router in engine.registration.register_with]
+    jobs.append(keep_registered(engine.registration.register_with, place, security))
     if (events := engine.cache.events()).is_on:
         jobs.append(KvPublisher(events, worker).run())
     tasks = [asyncio.create_task(job) for job in jobs]

@@ -34,6 +34,7 @@ from gateway.response_store.open import open_store
 from gateway.response_store.records import Responses
 from gateway.services.fleet import Fleet
 from gateway.services.reasoning import ReasoningFormat
+from gateway.services.router_streams import FLAG as ROUTER_FLAG
 from gateway.services.speech import SpeechFormats
 from gateway.services.tokenizer import Tokenizer
 from gateway.services.tokenizers import FLAG as TOKENIZER_FLAG
@@ -77,7 +78,7 @@ def main(
             http_logger.setLevel(LOG_LEVELS[gateway.uvicorn_log_level])
     gateway.check()
     security.check()
-    check_addresses("--router-address", gateway.router_address)
+    check_addresses(ROUTER_FLAG, gateway.router_address)
     check_addresses(TOKENIZER_FLAG, gateway.tokenizer_address)
     admin = gateway.admin
     admin_listener = _listen(admin.admin_host, admin.admin_port, "--admin-port") if admin.admin_port else None
@@ -137,7 +138,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: 
     reasoning_parser = chosen_reasoning_parser(options.reasoning)
     return GatewayContext(
         options,
-        Fleet(options.router_address, security),
+        Fleet(pipeline.router_streams.routers),
         tokenizer,
         pipeline,
         statistics,

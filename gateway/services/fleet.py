@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
-
-import grpc
 
 from gateway.protocol.fleet import KvEventSource, WorkerView
 from gateway.requests.served_model import Adapter, ServedModel
 from gateway.services.convert import to_served_model, to_worker_view
 from gateway.services.fingerprints import system_fingerprints
 from gateway.services.fleet_counters import FleetCounters
+from gateway.services.routers import RouterSession
 from quire.errors import NotFound, QuireError, Unavailable
-from quire.options.server import RpcSecurityOptions
-from quire.rpc.channel import call_metadata, open_channel
-from quire.rpc.status import from_rpc_error
 from quire.runners import wrong_runner
-from quire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, engine_pb2, router_pb2, router_pb2_grpc
+from quire.v1 import admin_pb2, common_pb2, engine_pb2, router_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +36,13 @@ _LIST_SECONDS = 2.0  # a router that takes longer counts as down, and the next o
 class Fleet:
     """The workers, as last reported by a router."""
 
-    def __init__(self, router_addresses: Sequence[str], security: RpcSecurityOptions) -> None:
-        self._security = security
-        self._channels = [open_channel(address, security) for address in router_addresses]
-        # The router that most recently reported ready workers comes first.
-        self._routers = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._channels]
-        self._admin = {
-            router: admin_pb2_grpc.RouterAdminServiceStub(channel)
-            for router, channel in zip(self._routers, self._channels, strict=True)
-        }
+    def __init__(self, routers: Collection[RouterSession]) -> None:
+        """
+        Args:
+            routers: a view that follows changes.
+        """
+        self._known = routers
+        self._favourite: RouterSession | None = None  # the router that most recently reported ready workers
         self._told = router_pb2.ListWorkersResponse()
         self._counters: dict[str, FleetCounters] = {}
         self._aliases: Sequence[router_pb2.ModelAlias] = ()
@@ -66,14 +60,15 @@ class Fleet:
 
     async def run(self) -> None:
         """Polls the routers until cancelled. While none answers, no worker counts as ready."""
-        try:
-            while True:
-                self._take(await self._ask())
-                self._count()
-                await asyncio.sleep(_POLL_SECONDS if self.ready else _FAST_POLL_SECONDS)
-        finally:
-            for channel in self._channels:
-                await channel.close()
+        while True:
+            self._take(await self._ask())
+            self._count()
+            await asyncio.sleep(_POLL_SECONDS if self.ready else _FAST_POLL_SECONDS)
+
+    @property
+    def _routers(self) -> list[RouterSession]:
+        """All routers, in the order in which to ask them."""
+        return sorted(self._known, key=lambda router: (router is not self._favourite, router.retired))
 
     def _count(self) -> None:
         for worker in self.workers:
@@ -84,10 +79,10 @@ class Fleet:
     async def _ask(self) -> router_pb2.ListWorkersResponse:
         """Returns the first answer with a ready worker; failing that, the first with any worker, or an empty one."""
         found = router_pb2.ListWorkersResponse()
-        for index, router in enumerate(self._routers):
-            answer = await self._list_workers(router)
+        for router in self._routers:
+            answer = await _list_workers(router)
             if _ready(answer.workers):
-                self._routers.insert(0, self._routers.pop(index))
+                self._favourite = router
                 return answer
             found = found if found.workers else answer
         return found
@@ -108,17 +103,6 @@ class Fleet:
         self.system_fingerprints = {
             **system_fingerprints(known, self._aliases), **system_fingerprints(ready, self._aliases)
         }  # fmt: skip
-
-    async def _list_workers(self, router: router_pb2_grpc.RouterServiceStub) -> router_pb2.ListWorkersResponse:
-        metadata = call_metadata(self._security)
-        try:
-            answer: router_pb2.ListWorkersResponse = await router.ListWorkers(
-                router_pb2.ListWorkersRequest(), metadata=metadata, timeout=_LIST_SECONDS
-            )
-        except grpc.aio.AioRpcError as error:
-            logger.debug("a router does not answer: %s", error.code())
-            return router_pb2.ListWorkersResponse()
-        return answer
 
     @property
     def views(self) -> list[WorkerView]:
@@ -177,7 +161,7 @@ class Fleet:
         request = engine_pb2.LoadAdapterRequest(
             name=adapter.name, path=adapter.path, base_model_name=adapter.base_model_name, in_place=in_place
         )
-        await self._change(lambda router: router.LoadAdapter, request, _LOAD_SECONDS)
+        await self._change(lambda router: router.stub.LoadAdapter, request, _LOAD_SECONDS)
 
     async def unload_adapter(self, name: str, wait_seconds: float) -> int:
         """Unloads an adapter from the workers; returns how many requests still used it when the wait was over.
@@ -185,7 +169,7 @@ class Fleet:
         Raises: as `load_adapter`.
         """
         request = engine_pb2.UnloadAdapterRequest(name=name, wait_ms=round(wait_seconds * 1000))
-        answer = await self._change(lambda router: router.UnloadAdapter, request, wait_seconds + _LOAD_SECONDS)
+        answer = await self._change(lambda router: router.stub.UnloadAdapter, request, wait_seconds + _LOAD_SECONDS)
         return int(answer.live_requests)
 
     async def administer(
@@ -198,21 +182,17 @@ class Fleet:
         """
         request = admin_pb2.RouterAdminServiceAdministerRequest(command=command, workers=workers)
         answer: admin_pb2.RouterAdminServiceAdministerResponse
-        answer = await self._change(lambda router: self._admin[router].Administer, request, seconds)
+        answer = await self._change(lambda router: router.admin_stub.Administer, request, seconds)
         return answer
 
-    async def _change(
-        self, call: Callable[[router_pb2_grpc.RouterServiceStub], Any], request: Any, seconds: float
-    ) -> Any:
+    async def _change(self, method: Callable[[RouterSession], Callable[..., Any]], request: Any, seconds: float) -> Any:
         """Makes a call on the first router that answers, since all routers have the same workers; then polls again."""
         failure: QuireError = Unavailable("No router can be reached; try again in a moment.")
-        for router in list(self._routers):
+        for router in self._routers:
             try:
-                answer = await call(router)(request, metadata=call_metadata(self._security), timeout=seconds)
-            except grpc.aio.AioRpcError as error:
-                failure = from_rpc_error(error)
-                if not isinstance(failure, Unavailable):
-                    raise failure from error
+                answer = await router.call(method(router), request, seconds)
+            except Unavailable as error:
+                failure = error
                 continue
             self._take(await self._ask())
             return answer
@@ -240,6 +220,18 @@ class Fleet:
         if found is None:
             raise wrong_runner(name or asked[0].main_name, asked[0].runner)
         return found
+
+
+async def _list_workers(router: RouterSession) -> router_pb2.ListWorkersResponse:
+    """Returns what the router answers, or nothing if it does not."""
+    try:
+        answer: router_pb2.ListWorkersResponse = await router.call(
+            router.stub.ListWorkers, router_pb2.ListWorkersRequest(), _LIST_SECONDS
+        )
+    except QuireError as error:
+        logger.debug("router %s does not answer: %s", router.address, error.message)
+        return router_pb2.ListWorkersResponse()
+    return answer
 
 
 def _ready(workers: Sequence[router_pb2.Worker]) -> list[router_pb2.Worker]:

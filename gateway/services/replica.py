@@ -34,6 +34,8 @@ class Replica(Generic[Out, In]):
         """
         # Number of streams and calls that it works on; maintained by the owner.
         self.live = 0
+        # Whether its host name no longer resolves to it: others are preferred then, and it is dropped once idle.
+        self.retired = False
         self._channel = channel
         self._on_frame = on_frame
         self._heard = False
@@ -41,6 +43,11 @@ class Replica(Generic[Out, In]):
             name, open_session, new_frame, self._take_frame, on_lost, on_connected=self._begin,
             lost_seconds=LOST_SECONDS,
         )  # fmt: skip
+
+    @property
+    def busy(self) -> bool:
+        """Whether it works on streams or calls."""
+        return self.live > 0
 
     @property
     def connected(self) -> bool:

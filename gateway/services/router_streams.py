@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, ValuesView
 
 from gateway.requests.state import ChoiceState, StreamState
 from gateway.requests.statistics import RequestStatistics
@@ -19,11 +19,13 @@ from gateway.services.convert import from_stream, to_usage
 from gateway.services.routers import RouterSession, pick
 from quire.errors import DeadlineExceeded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
+from quire.rpc.peers import NamedPeers
 from quire.rpc.status import from_request_error
 from quire.v1 import common_pb2, router_pb2
 
 logger = logging.getLogger(__name__)
 
+FLAG = "--router-address"
 MAX_MOVES = 3
 # How long a stream waits for a router to come up: a restarted one takes a few seconds on a slow machine.
 ROUTER_SECONDS = 10.0
@@ -45,13 +47,25 @@ class RouterStreams:
         statistics: RequestStatistics,
         on_delta: Callable[[ChoiceState, common_pb2.GenerationDelta], None],
     ) -> None:
+        """
+        Args:
+            addresses: host:port; if the host is a name, each address it resolves to is a router.
+        """
         self._statistics = statistics
         self._on_delta = on_delta
-        self.routers = [RouterSession(address, security, self._on_frame, self._on_lost) for address in addresses]
+
+        def make(address: str, name: str) -> RouterSession:
+            return RouterSession(address, name, security, self._on_frame, self._on_lost)
+
+        self._peers = NamedPeers(FLAG, addresses, make)
         self._placed: dict[int, tuple[StreamState, RouterSession]] = {}
         self._ids = itertools.count(1)
-        self._queues: dict[RouterSession, Counter[str]] = {}  # as last reported by each router
         self._heard = asyncio.Event()
+
+    @property
+    def routers(self) -> ValuesView[RouterSession]:
+        """All routers, whether they are up or not; a view that follows changes."""
+        return self._peers.known
 
     @property
     def connected(self) -> bool:
@@ -66,11 +80,11 @@ class RouterStreams:
     @property
     def queued(self) -> Counter[str]:
         """Number of requests waiting in the routers for a worker, by requested model name."""
-        return sum((self._queues[router] for router in self.routers if router in self._queues), Counter[str]())
+        return sum((router.queued for router in self.routers), Counter[str]())
 
     async def run(self) -> None:
-        """Keeps the sessions up until cancelled."""
-        await asyncio.gather(*(router.run() for router in self.routers))
+        """Resolves host names and keeps the sessions up until cancelled."""
+        await self._peers.run()
 
     async def wait_up(self, seconds: float, avoid: Collection[str] = ()) -> RouterSession:
         """Waits, for a limited time, until a router not in `avoid` is up, and picks the least busy one.
@@ -174,8 +188,6 @@ class RouterStreams:
 
     def _on_frame(self, router: RouterSession, frame: router_pb2.RouterServiceSessionResponse) -> None:
         self._heard.set()
-        if frame.HasField("ready_workers"):
-            self._queues[router] = Counter({queue.model: queue.requests for queue in frame.queues})
         for delta in frame.deltas:
             stream, owner = self._placed.get(delta.stream_id, (None, None))
             if stream is None or owner is not router:
@@ -209,7 +221,6 @@ class RouterStreams:
             stream.owner.fail(error)
 
     def _on_lost(self, router: RouterSession, error: QuireError) -> None:
-        self._queues.pop(router, None)
         lost = [stream for stream, owner in self._placed.values() if owner is router]
         if lost:
             logger.warning("router %s is lost with %d requests: %s", router.address, len(lost), error.message)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
 
 import grpc
 
@@ -13,7 +15,7 @@ from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel, session_channel
 from quire.rpc.status import from_rpc_error
-from quire.v1 import common_pb2, router_pb2, router_pb2_grpc
+from quire.v1 import admin_pb2_grpc, common_pb2, router_pb2, router_pb2_grpc
 
 # A conversation stays with its router until that has more than _SHARES times its fair share of streams, plus _SLACK: a
 # prefix common to all requests must not leave the other routers idle.
@@ -26,26 +28,39 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
     def __init__(
         self,
         address: str,
+        server_name: str,
         security: RpcSecurityOptions,
         on_frame: Callable[[RouterSession, router_pb2.RouterServiceSessionResponse], None],
         on_lost: Callable[[RouterSession, QuireError], None],
     ) -> None:
+        """
+        Args:
+            server_name: the host name it was found by, if any, which its certificate must match.
+        """
         self.address = address
-        # Whether it had ready workers in its last report.
+        # As last reported: whether it has ready workers, and how many requests wait in it for one, by model name.
         self.has_workers = False
+        self.queued = Counter[str]()
         self._security = security
-        channel = open_channel(address, security)
-        self._stub = router_pb2_grpc.RouterServiceStub(channel)
+        self._num_calls = 0
+        channel = open_channel(address, security, server_name)
+        self.stub = router_pb2_grpc.RouterServiceStub(channel)
+        self.admin_stub = admin_pb2_grpc.RouterAdminServiceStub(channel)
         sessions = router_pb2_grpc.RouterServiceStub(session_channel(channel, address, security))
 
         def take(frame: router_pb2.RouterServiceSessionResponse) -> None:
             if frame.HasField("ready_workers"):
                 self.has_workers = frame.ready_workers > 0
+                self.queued = Counter({queue.model: queue.requests for queue in frame.queues})
             on_frame(self, frame)
+
+        def lose(error: QuireError) -> None:
+            self.queued.clear()
+            on_lost(self, error)
 
         super().__init__(
             "The router", channel, lambda: sessions.Session(metadata=call_metadata(security)),
-            router_pb2.RouterServiceSessionRequest, take, lambda error: on_lost(self, error),
+            router_pb2.RouterServiceSessionRequest, take, lose,
         )  # fmt: skip
 
     def start(self, stream_id: int, generation: common_pb2.Generation) -> None:
@@ -58,19 +73,33 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         frame = self.link.post(num_bytes=generation.ByteSize())
         frame.starts.add(stream_id=stream_id).generation.CopyFrom(generation)
 
-    async def pool(self, request: common_pb2.PoolRequest, seconds: float) -> common_pb2.PoolResponse:
-        """Runs a request of a pooling model.
+    @property
+    def busy(self) -> bool:
+        """Whether it works on streams or calls."""
+        return super().busy or self._num_calls > 0
+
+    async def call(self, method: Callable[..., Any], request: Any, seconds: float) -> Any:
+        """Makes a call of one of the stubs' methods.
 
         Raises:
             QuireError: it failed, or took longer than `seconds`.
         """
-        self.live += 1
+        self._num_calls += 1
         try:
-            answer: common_pb2.PoolResponse = await self._stub.Pool(
-                request, metadata=call_metadata(self._security), timeout=seconds
-            )
+            return await method(request, metadata=call_metadata(self._security), timeout=seconds)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
+        finally:
+            self._num_calls -= 1
+
+    async def pool(self, request: common_pb2.PoolRequest, seconds: float) -> common_pb2.PoolResponse:
+        """Runs a request of a pooling model.
+
+        Raises: see `call`.
+        """
+        self.live += 1
+        try:
+            answer: common_pb2.PoolResponse = await self.call(self.stub.Pool, request, seconds)
         finally:
             self.live -= 1
         return answer
@@ -88,7 +117,7 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
             )
 
 
-def pick(routers: Sequence[RouterSession], key: str, avoid: Collection[str]) -> RouterSession | None:
+def pick(routers: Collection[RouterSession], key: str, avoid: Collection[str]) -> RouterSession | None:
     """Returns the router for a request; None if none is up.
 
     Args:
@@ -99,6 +128,7 @@ def pick(routers: Sequence[RouterSession], key: str, avoid: Collection[str]) -> 
     candidates = [router for router in routers if router.up and router.address not in avoid]
     # A router without workers would queue the request until it has one.
     candidates = [router for router in candidates if router.has_workers] or candidates
+    candidates = [router for router in candidates if not router.retired] or candidates
     if not candidates:
         return None
     if key:

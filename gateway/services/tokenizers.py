@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import ipaddress
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence, ValuesView
@@ -18,8 +16,8 @@ from gateway.services.replica import Replica
 from quire.errors import DeadlineExceeded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel, session_channel
-from quire.rpc.discovery import DnsSource, Resolver, resolve_host, split_address
-from quire.rpc.peers import Peers
+from quire.rpc.discovery import Resolver, resolve_host
+from quire.rpc.peers import NamedPeers
 from quire.rpc.settings import CALL_SECONDS
 from quire.rpc.status import from_rpc_error
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -27,8 +25,6 @@ from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 logger = logging.getLogger(__name__)
 
 FLAG = "--tokenizer-address"
-MAX_REPLICAS = 256
-_LOOK_UP_SECONDS = 3.0
 _RETRY_SECONDS = 0.05
 
 TextFrame = tokenizer_pb2.DetokenizeSessionResponse
@@ -50,9 +46,8 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
             server_name: the host name it was found by, if any, which its certificate must match.
         """
         self.address = address
-        # Whether it is about to stop, or its host name no longer resolves to it: other replicas are preferred then.
+        # Whether it is about to stop: other replicas are preferred then.
         self.draining = False
-        self.retired = False
         self._security = security
         channel = open_channel(address, security, server_name)
         self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
@@ -83,11 +78,6 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
         except QuireError:
             self.link.give_up("does not read what it is sent")
             return tokenizer_pb2.DetokenizeTokens()
-
-    @property
-    def busy(self) -> bool:
-        """Whether it has open sequences or calls in flight."""
-        return self.live > 0
 
     def close(self, stream_id: int) -> None:
         """Forgets a sequence; a lost session has forgotten it already."""
@@ -150,41 +140,28 @@ class Tokenizers:
             addresses: host:port; if the host is a name, each address it resolves to is a replica. If empty, there is no
                 tokenizer service, and nothing waits for one.
         """
-        self._addresses = addresses
-        self._security = security
         self._on_frame = on_frame
-        self._on_lost = on_lost
-        self._resolve = resolve
-        self._replicas = Peers(MAX_REPLICAS, self._end)
-        self._running: dict[TokenizerReplica, asyncio.Task[None]] = {}
+
+        def make(address: str, name: str) -> TokenizerReplica:
+            return TokenizerReplica(address, name, security, self._take_frame, on_lost)
+
+        self.skipped = not addresses  # there is no tokenizer service
+        self._replicas = NamedPeers(FLAG, addresses, make, resolve)
         self._heard = asyncio.Event()
 
     @property
     def known(self) -> ValuesView[TokenizerReplica]:
         """All replicas, whether they are up or not."""
-        return self._replicas.by_address.values()
+        return self._replicas.known
 
     @property
     def connected(self) -> bool:
         """Whether a replica is connected, or none is needed."""
         return self.skipped or any(replica.connected for replica in self.known)
 
-    @property
-    def skipped(self) -> bool:
-        """Whether there is no tokenizer service."""
-        return not self._addresses
-
     async def run(self) -> None:
         """Resolves host names and keeps the sessions up until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for address in self._addresses:
-                host, _ = split_address(address)
-                name = "" if _is_literal(host) else host
-                announce = functools.partial(self._replicas.announce, make=functools.partial(self._begin, group, name))
-                if name:
-                    group.create_task(DnsSource(FLAG, address, announce, _LOOK_UP_SECONDS, self._resolve).run())
-                else:
-                    announce(address, [address])
+        await self._replicas.run()
 
     def pick(self, avoid: Collection[TokenizerReplica] = ()) -> TokenizerReplica | None:
         """Returns the least busy replica, preferring ones not in `avoid` and not stopping; None if none is up."""
@@ -264,16 +241,6 @@ class Tokenizers:
             except DeadlineExceeded:
                 raise _too_slow(seconds) from None
 
-    def _begin(self, group: asyncio.TaskGroup, name: str, address: str) -> TokenizerReplica:
-        logger.debug("tokenizer service at %s", address)
-        replica = TokenizerReplica(address, name, self._security, self._take_frame, self._on_lost)
-        self._running[replica] = group.create_task(replica.run())
-        return replica
-
-    def _end(self, replica: TokenizerReplica) -> None:
-        logger.debug("no tokenizer service at %s any more", replica.address)
-        self._running.pop(replica).cancel()
-
     def _take_frame(self, frame: TextFrame) -> None:
         self._heard.set()
         self._on_frame(frame)
@@ -281,11 +248,3 @@ class Tokenizers:
 
 def _too_slow(seconds: float) -> DeadlineExceeded:
     return DeadlineExceeded(f"The tokenizer service did not answer within {seconds:g} s; try again in a moment.")
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

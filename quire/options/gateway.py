@@ -137,9 +137,9 @@ class GatewayOptions:
         "with a number, the error is an event of the stream instead.", minimum=0,
     )  # fmt: skip
     router_address: tuple[str, ...] = option(
-        ("127.0.0.1:50051",), "Address of the router (host:port). Repeatable, for replicas: each gets a share of the "
-        "requests, and takes over those of a replica that is lost. Under `quire serve`: used, with its engines, "
-        "instead of local ones.",
+        ("127.0.0.1:50051",), "Address of the router (host:port). Repeatable, for replicas; every address behind a DNS "
+        "name is a replica. Each gets a share of the requests, and takes over those of a replica that is lost. Under "
+        "`quire serve`: used, with its engines, instead of local ones.",
     )  # fmt: skip
     tokenizer_address: tuple[str, ...] = option(
         ("127.0.0.1:50052",), "Address of the tokenizer service (host:port). Repeatable, for replicas; every address "

@@ -12,8 +12,9 @@ class RegistrationOptions:
     """Registration with routers."""
 
     register_with: tuple[str, ...] = option(
-        (), "Routers to register with (host:port). Default: none; the router finds its workers by itself."
-    )
+        (), "Routers to register with (host:port); every address behind a DNS name is one. Default: none; the router "
+        "finds its workers by itself."
+    )  # fmt: skip
     advertise_address: str | None = option(
         None, "host:port at which routers reach this worker. Default: the address that it listens on; if that is all "
         "interfaces, the address of the interface towards the router or, with TLS, the machine's name."

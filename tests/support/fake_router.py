@@ -71,19 +71,21 @@ class FakeRouterState:
 class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     """Serves until `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._host = host
         self.state = FakeRouterState()
         self.live: list[FakeStream] = []
         self.outboxes: list[Outbox[Response]] = []
         self.rpc = GrpcServer(
-            "router", "quire.v1.RouterService", GrpcServerOptions(port=0), RpcSecurityOptions(), CollectorRegistry()
-        )
+            "router", "quire.v1.RouterService", GrpcServerOptions(host, port, insecure=True), RpcSecurityOptions(),
+            CollectorRegistry(),
+        )  # fmt: skip
         router_pb2_grpc.add_RouterServiceServicer_to_server(self, self.rpc.server)
         self._steps: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.rpc.port}"
+        return f"{self._host}:{self.rpc.port}"
 
     @property
     def holding(self) -> bool:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import pytest
 
 from engine_svc.service.registration import Place, keep_registered
 from quire.options.server import RpcSecurityOptions
+from quire.rpc import peers
 from quire.v1 import router_pb2, router_pb2_grpc
 from tests.support.engine_process import free_port
+from tests.support.waiting import eventually
 
 TIMEOUT = 60.0
 
@@ -42,20 +46,52 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         return router_pb2.HeartbeatResponse(lease_ms=150)
 
 
-async def test_registers_again_when_the_router_forgets() -> None:
-    port, router = free_port(), Router()
-    job = asyncio.create_task(keep_registered(f"127.0.0.1:{port}", Place("here", 1), RpcSecurityOptions()))
-    await asyncio.sleep(0.1)  # the router starts after the worker
-    server = grpc.aio.server()
+@contextlib.asynccontextmanager
+async def listening(address: str) -> AsyncIterator[Router]:
+    router, server = Router(), grpc.aio.server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
-    server.add_insecure_port(f"127.0.0.1:{port}")
+    server.add_insecure_port(address)
     await server.start()
     try:
+        yield router
+    finally:
+        await server.stop(grace=0)
+
+
+async def test_registers_again_when_the_router_forgets() -> None:
+    port = free_port()
+    job = asyncio.create_task(keep_registered([f"127.0.0.1:{port}"], Place("here", 1), RpcSecurityOptions()))
+    await asyncio.sleep(0.1)  # the router starts after the worker
+    async with listening(f"127.0.0.1:{port}") as router:
         await asyncio.wait_for(router.twice.wait(), TIMEOUT)
         assert router.addresses == ["here:1", "here:1"]
-    finally:
         job.cancel()
-        await server.stop(grace=0)
+
+
+async def test_every_address_behind_a_name_is_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "LOOK_UP_SECONDS", 0.02)
+    port, found = free_port(), ["127.0.0.1"]
+
+    async def resolve(host: str) -> Sequence[str]:
+        assert host == "routers.test"
+        return found
+
+    async with listening(f"127.0.0.1:{port}") as first, listening(f"127.0.0.2:{port}") as second:
+        job = asyncio.create_task(
+            keep_registered([f"routers.test:{port}"], Place("here", 1), RpcSecurityOptions(), resolve)
+        )
+        await eventually(lambda: first.addresses)
+        assert not second.addresses
+        found.append("127.0.0.2")
+        await eventually(lambda: second.addresses == ["here:1"])
+        found.remove("127.0.0.1")
+        await asyncio.wait_for(second.twice.wait(), TIMEOUT)
+        heard = len(first.addresses)
+        second.twice.clear()
+        second.addresses.clear()
+        await asyncio.wait_for(second.twice.wait(), TIMEOUT)
+        assert len(first.addresses) == heard
+        job.cancel()
 
 
 def test_where_a_router_reaches_it() -> None:

@@ -193,6 +193,7 @@ class Place:
     live: int = 0
     up: bool = True
     has_workers: bool = True
+    retired: bool = False
 
 
 async def test_picking() -> None:
@@ -212,6 +213,9 @@ async def test_picking() -> None:
     others[1].live = 49
     assert pick(places, "key", ()) is others[1]  # type: ignore[arg-type]
     assert pick(places, "", ()) is others[1]  # type: ignore[arg-type]
+    others[1].retired = True
+    assert pick(places, "", ()) in (others[0], others[2])  # type: ignore[arg-type]
+    others[1].retired = False
     for place in places:
         place.has_workers = place is chosen
     assert pick(places, "key", ()) is chosen  # type: ignore[arg-type]

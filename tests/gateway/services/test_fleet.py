@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.services.fleet import Fleet
-from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.options.server import GrpcServerOptions
 from quire.v1 import common_pb2, router_pb2
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.gateway_stack import running_gateway
@@ -37,7 +37,7 @@ async def test_requests_wait_while_the_only_engine_is_started_anew(tokenizer_fol
 
 async def test_a_gateway_that_never_knew_a_model_says_that_it_loads(tokenizer_folder: Path) -> None:
     async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.001)) as stack:
-        stack.context.fleet = Fleet([], RpcSecurityOptions())
+        stack.context.fleet = Fleet([])
         response = await stack.post("/v1/completions", REQUEST)
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
         assert "Loading model" in response.json()["error"]["message"]
@@ -53,7 +53,7 @@ def test_models_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
 
     now = 100.0
     monkeypatch.setattr("gateway.services.fleet.time.monotonic", lambda: now)
-    fleet = Fleet([], RpcSecurityOptions())
+    fleet = Fleet([])
     fleet._take(told("a", "b"))
     fleet._take(router_pb2.ListWorkersResponse())  # a restarted router, which knows no workers yet
     assert (list(fleet.models), fleet.ready) == (["a", "b", "alias"], [])
@@ -69,6 +69,6 @@ def test_the_shortest_length_of_a_models_workers_is_its_own() -> None:
     infos = [common_pb2.ModelInfo(served_model_names=["a"], max_model_len=length) for length in (300, 100, 200)]
     states = [router_pb2.WORKER_STATE_READY, router_pb2.WORKER_STATE_UNREACHABLE, router_pb2.WORKER_STATE_READY]
     workers = [router_pb2.Worker(state=state, model_info=info) for state, info in zip(states, infos, strict=True)]
-    fleet = Fleet([], RpcSecurityOptions())
+    fleet = Fleet([])
     fleet._take(router_pb2.ListWorkersResponse(workers=workers))
     assert fleet.models["a"].max_model_len == 200

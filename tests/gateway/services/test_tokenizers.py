@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gateway.main import main
-from gateway.services import tokenizers as tokenizers_module
 from gateway.services.tokenizers import TokenizerReplica, Tokenizers
 from quire.errors import DeadlineExceeded, StartupError
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
 from quire.options.server import RpcSecurityOptions
+from quire.rpc import peers
 from quire.v1 import tokenizer_pb2
 from tests.support.gateway_stack import running_tokenizer
 from tests.support.waiting import WAIT_SECONDS, eventually
@@ -37,7 +37,7 @@ class Names:
 
 @contextlib.asynccontextmanager
 async def running(names: Names, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tokenizers]:
-    monkeypatch.setattr(tokenizers_module, "_LOOK_UP_SECONDS", 0.02)
+    monkeypatch.setattr(peers, "LOOK_UP_SECONDS", 0.02)
     replicas = Tokenizers(
         ["tokenizers:50052"], RpcSecurityOptions(), lambda frame: None, lambda replica, error: None, names
     )
@@ -75,7 +75,7 @@ async def test_every_address_behind_a_name_is_a_replica(monkeypatch: pytest.Monk
         busy.live -= 1
         names.found = ["127.0.0.2"]
         await eventually(lambda: set(replicas._replicas.by_address) == {"127.0.0.2:50052"})
-        assert len(replicas._running) == 1
+        assert len(replicas._replicas._running) == 1
 
 
 async def test_those_that_stop_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
