@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from gateway.requests.named_key import NamedKey
-from gateway.watched_files import WatchedFiles
 from quire.api_keys import ApiKey, key_digest
+from quire.watched_files import WatchedFiles
 
 
 class ApiKeys:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ssl
 
-from gateway.watched_files import WatchedFiles
-from quire.certificates import server_context
+from quire.certificates import load_certificates
 from quire.options.gateway import GatewayOptions
+from quire.watched_files import WatchedFiles
 
 
 class Certificates:
@@ -28,7 +28,9 @@ class Certificates:
 
     def _load(self) -> None:
         options = self._options
-        self._latest = server_context(options.ssl_certfile or "", options.ssl_keyfile or "", options.ssl_ca_certs)
+        self._latest = load_certificates(
+            "--ssl", options.ssl_certfile or "", options.ssl_keyfile or "", options.ssl_ca_certs
+        ).context
 
     def _hand_over(self, connection: ssl.SSLObject, name: str | None, tls: ssl.SSLContext) -> int | None:
         """SNI callback: switches a new connection to the context loaded last, whatever server name it asks for.

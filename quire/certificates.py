@@ -1,41 +1,58 @@
-"""Loads a server's TLS files, with errors that name the file at fault."""
+"""Loads TLS files, with errors that name the file at fault."""
 
 from __future__ import annotations
 
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import StartupError
 
 
-def server_context(certfile: str, keyfile: str, ca_certs: str | None) -> ssl.SSLContext:
-    """Builds the TLS context for a server's connections.
+@dataclass(frozen=True)
+class Certificates:
+    """What the files hold.
+
+    Attributes:
+        context: the TLS context for a server's connections.
+        certificate, key, authorities: the files' contents (PEM). There may be no authorities.
+    """
+
+    context: ssl.SSLContext
+    certificate: bytes
+    key: bytes
+    authorities: bytes
+
+
+def load_certificates(flags: str, certfile: str, keyfile: str, ca_certs: str | None) -> Certificates:
+    """Loads the files, and checks that they fit together.
+
+    Args:
+        flags: what the names of the files' options begin with, such as "--ssl".
 
     Raises:
         StartupError: a file cannot be read, or does not contain what it should.
     """
-    for flag, path in (("--ssl-certfile", certfile), ("--ssl-keyfile", keyfile), ("--ssl-ca-certs", ca_certs)):
-        if path:
-            _check_readable(flag, path)
+    certificate, key = _read(f"{flags}-certfile", certfile), _read(f"{flags}-keyfile", keyfile)
+    authorities = _read(f"{flags}-ca-certs", ca_certs) if ca_certs else b""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certfile, keyfile, password="")  # without a password it would prompt on the terminal
-    except ssl.SSLError as error:
+    except OSError as error:  # an SSLError is one
         raise StartupError(
-            f"--ssl-certfile {certfile} and --ssl-keyfile {keyfile} must be a certificate and its key in PEM format, "
-            f"the key without a passphrase: {error}."
+            f"{flags}-certfile {certfile} and {flags}-keyfile {keyfile} must be a certificate and its key in PEM "
+            f"format, the key without a passphrase: {error}."
         ) from error
     if ca_certs:
         try:
             context.load_verify_locations(ca_certs)
-        except ssl.SSLError as error:
-            raise StartupError(f"--ssl-ca-certs {ca_certs} must be certificates in PEM format: {error}.") from error
-    return context
+        except OSError as error:
+            raise StartupError(f"{flags}-ca-certs {ca_certs} must be certificates in PEM format: {error}.") from error
+    return Certificates(context, certificate, key, authorities)
 
 
-def _check_readable(flag: str, path: str) -> None:
+def _read(flag: str, path: str) -> bytes:
     try:
-        with Path(path).open("rb"):
-            pass
+        return Path(path).read_bytes()
     except OSError as error:
         raise StartupError(f"{flag} {path} cannot be read: {error.strerror}.") from error

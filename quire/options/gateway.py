@@ -227,9 +227,9 @@ class GatewayOptions:
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
         if self.ssl_keyfile and self.ssl_certfile:
-            from quire.certificates import server_context  # imported late: ssl is slow to import, and rarely needed
+            from quire.certificates import load_certificates  # imported late: ssl is slow to import, and rarely needed
 
-            server_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
+            load_certificates("--ssl", self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
         if self.enable_ssl_refresh and not self.ssl_certfile:
             raise StartupError("--enable-ssl-refresh is for HTTPS: also set --ssl-certfile and --ssl-keyfile.")
         self.admin.check(0 if self.uds else self.port, self.api_key, insecure=self.insecure)

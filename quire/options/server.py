@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.certificates import load_certificates
 from quire.errors import StartupError
 from quire.options.base import option
 from quire.options.settling import drain_settle_option
@@ -18,32 +20,46 @@ class RpcSecurityOptions:
     grpc_token: str | None = option(
         None, "Token that every gRPC call between the services must carry, except health checks.", secret=True
     )
-    grpc_tls_certfile: str | None = option(None, "Certificate (PEM) of this service, presented to clients and servers.")
+    grpc_tls_certfile: str | None = option(
+        None, "Certificate (PEM) of this service, presented to clients and servers. It and the two other files may be "
+        "replaced at any time; new connections use the new ones.",
+    )  # fmt: skip
     grpc_tls_keyfile: str | None = option(None, "Private key (PEM) of that certificate.")
     grpc_tls_ca_certs: str | None = option(
         None, "Certificate authorities (PEM) that must have signed the peers' certificates."
     )
 
     @property
-    def tls(self) -> bool:
-        """Whether TLS is on.
+    def tls_files(self) -> Sequence[str]:
+        """Paths of the certificate, its key and the authorities; empty if TLS is off.
 
         Raises:
             StartupError: only some of the three files are given.
         """
         files = (self.grpc_tls_certfile, self.grpc_tls_keyfile, self.grpc_tls_ca_certs)
-        if any(files) and not all(files):
+        given = [path for path in files if path]
+        if given and len(given) < len(files):
             raise StartupError(
                 "TLS between services needs all of --grpc-tls-certfile, --grpc-tls-keyfile and --grpc-tls-ca-certs."
             )
-        return all(files)
+        return given
+
+    @property
+    def tls(self) -> bool:
+        """Whether TLS is on.
+
+        Raises: see `tls_files`.
+        """
+        return bool(self.tls_files)
 
     def check(self) -> None:
-        """Checks the token.
+        """Checks the token and the TLS files.
 
         Raises:
-            StartupError: the token has characters that gRPC metadata cannot carry.
+            StartupError: the token has characters that gRPC metadata cannot carry, or a file cannot be used.
         """
+        if self.tls:
+            load_certificates("--grpc-tls", *self.tls_files)
         token = self.grpc_token or ""
         if unfit := next((char for char in token if not " " <= char <= "~"), ""):
             raise StartupError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
 
 import grpc
 
@@ -11,6 +11,7 @@ from quire.rpc.context import outgoing_metadata
 from quire.rpc.local.channel import LocalChannel
 from quire.rpc.local.place import place_of
 from quire.rpc.settings import CHANNEL_ARGUMENTS
+from quire.rpc.tls import RenewingChannel
 
 
 def open_channel(address: str, security: RpcSecurityOptions, server_name: str = "") -> grpc.aio.Channel:
@@ -18,16 +19,15 @@ def open_channel(address: str, security: RpcSecurityOptions, server_name: str = 
 
     Args:
         server_name: name on the peer's certificate, if that is not the host because `address` was resolved from a name.
+
+    Raises:
+        StartupError: the TLS files cannot be used.
     """
     if not security.tls:
         return grpc.aio.insecure_channel(address, options=CHANNEL_ARGUMENTS)
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=_read(security.grpc_tls_ca_certs),
-        private_key=_read(security.grpc_tls_keyfile),
-        certificate_chain=_read(security.grpc_tls_certfile),
-    )
     named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
-    return grpc.aio.secure_channel(address, credentials, options=(*CHANNEL_ARGUMENTS, *named))
+    options = (*CHANNEL_ARGUMENTS, *named)
+    return RenewingChannel(security, functools.partial(grpc.aio.secure_channel, address, options=options))
 
 
 def session_channel(channel: grpc.aio.Channel, address: str, security: RpcSecurityOptions) -> grpc.aio.Channel:
@@ -44,17 +44,3 @@ def call_metadata(security: RpcSecurityOptions) -> tuple[tuple[str, str], ...]:
     """Metadata of an outgoing call: the shared token, the current request's id and its trace."""
     token = security.grpc_token
     return (*((("authorization", f"Bearer {token}"),) if token else ()), *outgoing_metadata())
-
-
-def server_credentials(security: RpcSecurityOptions) -> grpc.ServerCredentials:
-    """Credentials for mutual TLS: peers without a certificate from the deployment's authority are refused."""
-    pair = (_read(security.grpc_tls_keyfile), _read(security.grpc_tls_certfile))
-    return grpc.ssl_server_credentials(
-        [pair], root_certificates=_read(security.grpc_tls_ca_certs), require_client_auth=True
-    )
-
-
-def _read(path: str | None) -> bytes:
-    if path is None:
-        raise ValueError("TLS is off")
-    return Path(path).read_bytes()

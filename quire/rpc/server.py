@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry
 import quire
 from quire.errors import StartupError
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
-from quire.rpc.channel import server_credentials
 from quire.rpc.discovery import join_address
 from quire.rpc.interceptors import ServerInterceptor
 from quire.rpc.local.server import LocalServer
 from quire.rpc.settings import SERVER_ARGUMENTS
+from quire.rpc.tls import server_credentials
 from quire.supervised import Stage, report
 from quire.tracing.base import Tracer
 from quire.v1 import common_pb2, common_pb2_grpc
@@ -91,7 +91,7 @@ class GrpcServer:
         """Starts listening.
 
         Raises:
-            StartupError: the port is taken or the address is not this machine's.
+            StartupError: the port is taken or the address is not this machine's, or the TLS files cannot be used.
         """
         address = join_address(self._options.host, self._options.port)
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.certificates import Certificates
-from quire.certificates import server_context
+from quire.certificates import load_certificates
 from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
 from tests.support.certificates import make_authority, make_certificate
@@ -104,7 +104,7 @@ async def test_an_authority_that_is_taken_out_is_trusted_no_more(tmp_path: Path,
     certificate, key = tmp_path / "old" / "of.pem", tmp_path / "old" / "of.key"
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes((tmp_path / "old" / "ca.pem").read_bytes())
-    tls = server_context(str(certificate), str(key), str(trusted))
+    tls = load_certificates("--ssl", str(certificate), str(key), str(trusted)).context
     tls.verify_mode = ssl.CERT_REQUIRED
     certificates = Certificates(tls, GatewayOptions(
         ssl_keyfile=str(key), ssl_certfile=str(certificate), ssl_ca_certs=str(trusted), enable_ssl_refresh=True

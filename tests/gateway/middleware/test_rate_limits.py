@@ -175,7 +175,7 @@ async def test_the_file_is_read_again(stack: GatewayStack, file: Path, caplog: p
         os.utime(file, (number, number))
         files.refresh()
 
-    with caplog.at_level(logging.INFO, "gateway.watched_files"):
+    with caplog.at_level(logging.INFO, "quire.watched_files"):
         put(json.dumps({"keys": [{"name": "few", "key": "few-requests"}, {"name": "few", "key": "x"}]}), 1)
     assert "the API keys have changed but cannot be read; keeping the old ones" in caplog.text
     assert "'few' occurs twice" in caplog.text and "few-requests" not in caplog.text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import logging
 import shutil
 from pathlib import Path
 
@@ -156,6 +158,47 @@ async def test_a_server_of_another_authority_is_not_trusted(start_server: StartS
     engine = await start_server(security_of(certificates / "other", "engine"))
     async with open_channel(engine.address, security_of(certificates, "router")) as channel:
         assert await outcome(engine, channel) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_renewed_files_are_used_by_both_sides(
+    start_server: StartServer, certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of another authority, without a restart; streams go on, and a broken file changes nothing."""
+    caplog.set_level(logging.INFO, "quire.watched_files")
+    shutil.copytree(certificates, tmp_path, dirs_exist_ok=True)
+    engine = await start_server(security_of(tmp_path, "engine"))
+    async with (
+        open_channel(engine.address, security_of(tmp_path, "router")) as channel,
+        open_channel(engine.address, security_of(certificates / "other", "router")) as new_only,
+    ):
+        request = engine_pb2.EngineServiceGenerateRequest(generation=generation([4], 100_000))
+        running = engine_pb2_grpc.EngineServiceStub(channel).Generate(request, timeout=SECONDS)
+        await running.read()
+
+        (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
+        assert await outcome(engine, channel) is grpc.StatusCode.OK
+        async with open_channel(engine.address, security_of(certificates, "router")) as another:
+            assert await outcome(engine, another) is grpc.StatusCode.OK
+        (warning,) = {r.getMessage() for r in caplog.records if r.levelno == logging.WARNING}
+        assert f"keeping the old ones: --grpc-tls-ca-certs {tmp_path / 'ca.pem'} must be certificates" in warning
+
+        assert await outcome(engine, new_only) is grpc.StatusCode.UNAVAILABLE
+        shutil.copytree(certificates / "other", tmp_path, dirs_exist_ok=True)
+        assert await outcome(engine, channel) is grpc.StatusCode.OK
+        while await outcome(engine, new_only) is not grpc.StatusCode.OK:  # until it tries to connect again
+            await asyncio.sleep(0.02)
+        async with open_channel(engine.address, security_of(certificates, "router")) as old_only:
+            assert await outcome(engine, old_only) is grpc.StatusCode.UNAVAILABLE
+        assert "the certificates of the services were reloaded" in caplog.messages
+        for _ in range(50):
+            assert await running.read() is not grpc.aio.EOF
+        running.cancel()
+
+
+def test_files_that_cannot_be_used_are_refused_at_the_start(certificates: Path) -> None:
+    security = dataclasses.replace(security_of(certificates, "router"), grpc_tls_keyfile="/nowhere")
+    with pytest.raises(StartupError, match=r"--grpc-tls-keyfile /nowhere cannot be read"):
+        security.check()
 
 
 def test_half_a_tls_configuration_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ _POLL_SECONDS = 5.0
 
 
 class WatchedFiles:
-    """Files that belong together."""
+    """Files that belong together. May be refreshed from several threads."""
 
     def __init__(self, what: str, paths: Sequence[str], load: Callable[[], None]) -> None:
         """
@@ -26,7 +27,7 @@ class WatchedFiles:
         """
         self._what, self._paths, self._load = what, [Path(path) for path in paths], load
         self._stamps = self._look()
-        self._failure = ""  # the last one, which is logged once
+        self._lock = threading.Lock()
 
     async def watch(self) -> None:
         """Loads the files whenever they change, until cancelled."""
@@ -36,17 +37,15 @@ class WatchedFiles:
 
     def refresh(self) -> None:
         """Loads the files if they have changed. If that fails, what was loaded before stays in use."""
-        if (stamps := self._look()) == self._stamps:
-            return
-        try:
-            self._load()
-        except StartupError as error:
-            if str(error) != self._failure:
-                self._failure = str(error)
+        with self._lock:
+            if (stamps := self._look()) == self._stamps:
+                return
+            self._stamps = stamps  # taken before they are read: what changes meanwhile is read again
+            try:
+                self._load()
+                logger.info("the %s were reloaded", self._what)
+            except StartupError as error:
                 logger.warning("the %s have changed but cannot be read; keeping the old ones: %s", self._what, error)
-            return
-        self._stamps, self._failure = stamps, ""
-        logger.info("the %s were reloaded", self._what)
 
     def _look(self) -> list[tuple[int, int]]:
         return [_stamp(path) for path in self._paths]
@@ -57,4 +56,4 @@ def _stamp(path: Path) -> tuple[int, int]:
         found = path.stat()
     except OSError:  # it is just being replaced
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return found.st_ctime_ns, found.st_size  # unlike the time of modification, this one changes with permissions too
