@@ -15,7 +15,15 @@ import pytest
 from quire.cli import COMMANDS
 from quire.options.base import fields_of
 from quire.options.parallel import ParallelOptions
-from tests.support.kubernetes import Container, LeaderWorkerSet, RayJob, render, validate
+from tests.support.kubernetes import (
+    Container,
+    Deployment,
+    LeaderWorkerSet,
+    PodDisruptionBudget,
+    RayJob,
+    render,
+    validate,
+)
 
 ROOT = Path(__file__).parents[2] / "deploy/kubernetes"
 FOLDERS = ("base", "data-parallel", "prefill-decode", "ray")
@@ -61,6 +69,35 @@ def test_volumes_and_services_are_there(folder: str) -> None:
     assert {spec["selector"]["app"] for spec in services.values()} <= labels
     for host, port in re.findall(r"(llm-[a-z]+):(\d+)", str(rendered)):
         assert services[host]["ports"][0]["port"] == int(port)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_names_that_stand_for_several_pods_are_headless(folder: str) -> None:
+    """A name with one address for all would hide which router or tokenizer service a session is with."""
+    rendered = render(ROOT / folder)
+    headless = {
+        each["metadata"]["name"]
+        for each in rendered
+        if each["kind"] == "Service" and each["spec"].get("clusterIP") == "None"
+    }
+    found = re.findall(r"--(?:router-address|register-with|tokenizer-address)[= ](llm-[a-z]+):", str(rendered))
+    assert found
+    assert set(found) <= headless
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder != "ray"])  # Ray needs all pods of its job
+def test_no_rollout_or_eviction_takes_all_pods(folder: str) -> None:
+    objects = [validate(each) for each in render(ROOT / folder)]
+    budgets = [each.spec for each in objects if isinstance(each, PodDisruptionBudget)]
+    deployments = [each.spec for each in objects if isinstance(each, Deployment)]
+    groups = [each.spec.leader_worker_template.worker_template for each in objects if isinstance(each, LeaderWorkerSet)]
+    for template in (*(each.template for each in deployments), *groups):
+        labels = template.metadata.labels.items()
+        (budget,) = (each for each in budgets if each.selector.match_labels.items() <= labels)
+        assert budget.max_unavailable == 1
+    for each in deployments:
+        assert each.strategy.rolling_update.max_unavailable == 0
+        assert each.replicas > 1 or each.template.metadata.labels["app"] == "llm-engine"
 
 
 def commands(folder: str) -> Iterator[tuple[str, list[str]]]:

@@ -1,7 +1,7 @@
 """Checks Kubernetes manifests without a cluster: renders a folder like kustomize, and validates all fields.
 
-The types are the subset of apps/v1, core/v1, networking.k8s.io/v1, leaderworkerset.x-k8s.io/v1 and ray.io/v1 that
-deploy/kubernetes uses; unknown fields are rejected.
+The types are the subset of apps/v1, core/v1, networking.k8s.io/v1, policy/v1, leaderworkerset.x-k8s.io/v1 and ray.io/v1
+that deploy/kubernetes uses; unknown fields are rejected.
 """
 
 from __future__ import annotations
@@ -141,10 +141,21 @@ class Selector(Strict):
     match_expressions: list[Requirement] = []
 
 
+class RollingUpdate(Strict):
+    max_unavailable: int
+    max_surge: int
+
+
+class Strategy(Strict):
+    rolling_update: RollingUpdate
+
+
 class DeploymentSpec(Strict):
     replicas: int
+    strategy: Strategy
     selector: Selector
     template: PodTemplate
+    min_ready_seconds: int = 0
 
 
 class Deployment(Strict):
@@ -198,6 +209,18 @@ class NetworkPolicy(Strict):
     kind: Literal["NetworkPolicy"]
     metadata: Metadata
     spec: NetworkPolicySpec
+
+
+class PodDisruptionBudgetSpec(Strict):
+    max_unavailable: int
+    selector: Selector
+
+
+class PodDisruptionBudget(Strict):
+    api_version: Literal["policy/v1"]
+    kind: Literal["PodDisruptionBudget"]
+    metadata: Metadata
+    spec: PodDisruptionBudgetSpec
 
 
 class LeaderWorkerTemplate(Strict):
@@ -257,7 +280,7 @@ class RayJob(Strict):
 
 
 KINDS: Mapping[str, type[Strict]] = MappingProxyType(
-    {kind.__name__: kind for kind in (Deployment, Service, NetworkPolicy, LeaderWorkerSet, RayJob)}
+    {kind.__name__: kind for kind in (Deployment, Service, NetworkPolicy, PodDisruptionBudget, LeaderWorkerSet, RayJob)}
 )
 
 
