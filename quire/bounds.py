@@ -33,7 +33,7 @@ MAX_TOOLS = 1024
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_CACHE_SALT_LENGTH = 128
 CACHE_SALT_PATTERN = rf"[^@/\\\x00]{{1,{MAX_CACHE_SALT_LENGTH}}}"  # for requests; the gateway makes a tenant's
-MAX_CALLER_NAME_LENGTH = 128  # for a tenant, and for a session
+MAX_CALLER_NAME_LENGTH = 512  # for a tenant, and for a session: Claude Code names its with 160 characters
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 # Maximum entries (prompt tokens times alternatives) of log-probabilities in one message: at most 17 bytes each.
 MAX_PROMPT_LOGPROB_ENTRIES = 500_000

@@ -16,6 +16,7 @@ from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.messages import CountTokensRequest, CountTokensResponse, MessagesRequest
 from gateway.requests.anthropic import FIELDS, chat_of, tokenize_request_of
 from gateway.requests.field_names import told_as
+from gateway.requests.validate import check_generation
 
 
 async def messages(request: Request) -> Response | EventStream:
@@ -39,10 +40,11 @@ async def asked(request: Request) -> tuple[MessagesRequest, ChatCompletionReques
 
 async def count_tokens(request: Request) -> Response:
     """Counts the tokens of a conversation."""
-    body = await beside(request, tokenize_request_of, await read_json(request, CountTokensRequest))
+    asked = await read_json(request, CountTokensRequest)
+    body = await beside(request, tokenize_request_of, asked)
     context = context_of(request)
     context.require_tokenizer("A conversation", "messages")
-    context.fleet.model(body.model)
+    check_generation(asked, context.fleet.model(asked.model))
     with told_as(FIELDS):
         sequence = await tokens.sequence_of(request, body, context)
     return json_response(CountTokensResponse(sequence.num_tokens))

@@ -79,7 +79,7 @@ class ResponsesAnswer:
         """
         self._context, self.state, self._identity = context, state, identity
         self.streams = bool(body.stream)
-        self._as_ids = context.options.return_tokens_as_token_ids
+        self._as_ids = bool(body.return_tokens_as_token_ids or context.options.return_tokens_as_token_ids)
         thinking = state.request.thinking
         self._thinking = next(iter(thinking.counters(1)), None) if thinking else None
         self._num_events = 0

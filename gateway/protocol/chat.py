@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.protocol.common import GenerationFields, PromptLogprobs, Usage
+from gateway.protocol.common import ConversationFields, PromptLogprobs, Usage
 from gateway.protocol.fields import Flag
 
 
-class ChatFields(GenerationFields, kw_only=True):
+class ChatFields(ConversationFields, kw_only=True):
     """Parameters for continuing conversations."""
 
     max_completion_tokens: int | None = None
@@ -19,19 +19,10 @@ class ChatFields(GenerationFields, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
-    add_special_tokens: Flag = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, str]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-
-    functions: Any = None
-    function_call: Any = None
     reasoning_effort: str | None = None
-    modalities: Any = None
-    audio: Any = None
 
 
 class ChatCompletionRequest(ChatFields, kw_only=True):

@@ -104,6 +104,21 @@ class GenerationFields(SamplingFields, kw_only=True):
         return max(self.n or 1, self.best_of or 1)
 
 
+class ConversationFields(GenerationFields, kw_only=True):
+    """Fields of the endpoints that continue conversations: chats, and the two APIs that are converted to chats."""
+
+    add_special_tokens: Flag = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, str]] | None = None
+
+    # Not supported.
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+
+
 class PromptTokensDetails(msgspec.Struct):
     """Breakdown of the prompt tokens."""
 

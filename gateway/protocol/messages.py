@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.protocol.common import ConversationFields
+
 
 class MessagesTool(msgspec.Struct, kw_only=True):
     """A tool that the client runs."""
@@ -54,35 +56,32 @@ class MessagesMetadata(msgspec.Struct, kw_only=True):
     user_id: str | None = None
 
 
-class CountTokensRequest(msgspec.Struct, kw_only=True):
-    """A conversation whose tokens to count.
+class CountTokensRequest(ConversationFields, kw_only=True):
+    """A conversation whose tokens to count. Sampling is as in chats; null means the same as absent.
 
     `cache_control` has no effect: the prefix cache finds shared prefixes without it.
     """
 
     messages: list[dict[str, Any]]
-    model: str | None = None
     system: str | list[dict[str, Any]] | None = None
     tools: list[MessagesTool] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: MessagesThinking | None = None
     output_config: MessagesOutput | None = None
     cache_control: Any = None
+
+    # Not supported: refused unless empty.
     mcp_servers: Any = None
+    container: Any = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """A conversation to continue."""
 
     max_tokens: int
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
     metadata: MessagesMetadata | None = None
     service_tier: str | None = None
-    container: Any = None
 
 
 class CountTokensResponse(msgspec.Struct):

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.protocol.constraints import StructuredOutputs
-from gateway.protocol.fields import Flag, RequestFields, Whole
+from gateway.protocol.common import ConversationFields
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -48,11 +47,10 @@ class ResponsesReasoning(msgspec.Struct, kw_only=True):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(RequestFields, kw_only=True):
-    """A turn of a conversation to answer; null means the same as absent."""
+class ResponsesRequest(ConversationFields, kw_only=True):
+    """A turn of a conversation to answer; null means the same as absent. Sampling is as in chats."""
 
     input: str | list[dict[str, Any]]
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[ResponsesTool] | None = None
@@ -62,38 +60,14 @@ class ResponsesRequest(RequestFields, kw_only=True):
     text: ResponsesText | None = None
     reasoning: ResponsesReasoning | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
-    stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
     background: bool | None = None
     store: bool | None = None
-    user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     service_tier: str | None = None
-
-    # As in chat completions.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    ignore_eos: Flag = False
-    logit_bias: dict[str, float] | None = None
-    thinking_token_budget: int | None = None
-    structured_outputs: StructuredOutputs | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    priority: Whole = 0
-    cache_salt: str | None = None
-    request_id: str | None = None
-    session_id: str | None = None
 
     # Not supported: refused unless neutral.
     conversation: Any = None

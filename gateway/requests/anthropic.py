@@ -10,7 +10,9 @@ from gateway.protocol.constraints import JsonSchemaFormat, ResponseFormat
 from gateway.protocol.messages import CountTokensRequest, MessagesRequest, MessagesTool
 from gateway.protocol.tokens import TokenizeRequest
 from gateway.requests.messages import PlacedPart
+from gateway.requests.shared_fields import check_shared, shared_fields
 from gateway.requests.template_variables import thinking_switched
+from quire.compatibility.refused_fields import Refused
 from quire.errors import InvalidRequest
 
 Block = Mapping[str, Any]
@@ -18,9 +20,25 @@ _ROLES = ("user", "assistant", "system")
 _NAMED_FORM = '{"type": "tool", "name": "…"}'
 # Chat field → its name in this API, for error messages.
 FIELDS = {
-    "stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens",
+    "stop": "stop_sequences", "user": "metadata.user_id", "thinking_token_budget": "thinking.budget_tokens",
     "reasoning_effort": "output_config.effort", "response_format.json_schema.schema": "output_config.format.schema",
 }  # fmt: skip
+_NO_TOOLS_HERE = "Quire does not run tools itself"
+_NO_LOGPROBS = "answers of this API have no logprobs; /v1/chat/completions has"
+_REFUSED = {
+    "mcp_servers": Refused(_NO_TOOLS_HERE, ([],)),
+    "container": Refused(_NO_TOOLS_HERE, ("", {})),
+    "stop": Refused("stop_sequences replaces it"),
+    "user": Refused("metadata.user_id replaces it"),
+    "response_format": Refused("output_config.format replaces it"),
+    "thinking_token_budget": Refused("thinking.budget_tokens replaces it"),
+    "stream_options": Refused("streams always have the usage"),
+    "logprob_token_ids": Refused(_NO_LOGPROBS, ([],)),
+    "return_tokens_as_token_ids": Refused(_NO_LOGPROBS, (False,)),
+    "truncate_prompt_tokens": Refused("conversations are not truncated"),
+    "truncation_side": Refused("conversations are not truncated"),
+    "documents": Refused("blocks of type document replace it"),
+}
 
 
 def chat_of(body: MessagesRequest) -> ChatCompletionRequest:
@@ -29,7 +47,7 @@ def chat_of(body: MessagesRequest) -> ChatCompletionRequest:
     Raises:
         InvalidRequest: something in it is malformed, or not supported by Quire.
     """
-    _refuse(body, "mcp_servers", "container")
+    check_shared(body, _REFUSED)
     conversation = _conversation(body)
     is_begun = _is_begun(conversation)
     choice, thinking = body.tool_choice, body.thinking
@@ -37,13 +55,7 @@ def chat_of(body: MessagesRequest) -> ChatCompletionRequest:
     wanted = config.format if config else None
     return ChatCompletionRequest(
         messages=conversation,
-        model=body.model,
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
         stop=body.stop_sequences,
-        stream=body.stream,
         user=body.metadata.user_id if body.metadata else None,
         tools=_tools(body.tools),
         tool_choice=_tool_choice(body) if body.tools or (choice and choice.type in ("any", "tool")) else None,
@@ -52,31 +64,28 @@ def chat_of(body: MessagesRequest) -> ChatCompletionRequest:
         if wanted
         else None,
         reasoning_effort=config.effort if config else None,
-        include_reasoning=False if thinking and thinking.display == "omitted" else None,
+        include_reasoning=False if thinking and thinking.display == "omitted" else body.include_reasoning,
         thinking_token_budget=thinking.budget_tokens if thinking and thinking.type == "enabled" else None,
         chat_template_kwargs=_template_variables(body),
         add_generation_prompt=not is_begun,
         continue_final_message=is_begun,
+        **shared_fields(body, {*_REFUSED, "include_reasoning", "chat_template_kwargs"}),
     )
 
 
 def tokenize_request_of(body: CountTokensRequest) -> TokenizeRequest:
     """Converts a conversation whose tokens are to be counted; raises as `chat_of`."""
-    _refuse(body, "mcp_servers")
+    check_shared(body, _REFUSED)
     conversation = _conversation(body)
     is_begun = _is_begun(conversation)
     return TokenizeRequest(
         model=body.model, messages=conversation, tools=_tools(body.tools),
         reasoning_effort=body.output_config.effort if body.output_config else None,
-        chat_template_kwargs=_template_variables(body), add_generation_prompt=not is_begun,
-        continue_final_message=is_begun,
+        chat_template=body.chat_template, chat_template_kwargs=_template_variables(body),
+        add_special_tokens=body.add_special_tokens, add_generation_prompt=not is_begun,
+        continue_final_message=is_begun, mm_processor_kwargs=body.mm_processor_kwargs,
+        media_io_kwargs=body.media_io_kwargs,
     )  # fmt: skip
-
-
-def _refuse(body: CountTokensRequest, *names: str) -> None:
-    for name in names:
-        if getattr(body, name):
-            raise InvalidRequest(f"{name} is not supported, because Quire does not run tools itself.", parameter=name)
 
 
 def _is_begun(conversation: Sequence[Mapping[str, Any]]) -> bool:
@@ -92,7 +101,8 @@ def _is_begun(conversation: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _template_variables(body: CountTokensRequest) -> dict[str, Any] | None:
-    return None if body.thinking is None else thinking_switched(body.thinking.type != "disabled")
+    switches = thinking_switched(body.thinking.type != "disabled") if body.thinking else {}
+    return switches | (body.chat_template_kwargs or {}) or None
 
 
 def _tools(tools: Sequence[MessagesTool] | None) -> list[dict[str, Any]] | None:

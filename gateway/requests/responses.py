@@ -12,6 +12,8 @@ from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.constraints import JsonSchemaFormat, ResponseFormat
 from gateway.protocol.responses import ResponsesFormat, ResponsesRequest, ResponsesTool
 from gateway.requests.response_items import Item, messages_of
+from gateway.requests.shared_fields import check_shared, shared_fields
+from quire.compatibility.refused_fields import Refused
 from quire.errors import InvalidRequest
 
 LOGPROBS = "message.output_text.logprobs"
@@ -23,10 +25,16 @@ _INCLUDABLE = (
 )  # fmt: skip
 _MAX_METADATA = (16, 64, 512)  # entries; characters of a key, and of a value
 _REFUSED = {
-    "conversation": "Quire does not store conversations; use previous_response_id to continue a stored response",
-    "prompt": "Quire does not store prompts; send them as instructions and input",
-    "context_management": "Quire does not compact conversations; truncation: auto drops what does not fit",
-    "moderation": "Quire does not moderate content",
+    "conversation": Refused("Quire does not store conversations; use previous_response_id to continue a response"),
+    "prompt": Refused("Quire does not store prompts; send them as instructions and input"),
+    "context_management": Refused(
+        "Quire does not compact conversations; truncation: auto drops what does not fit", ([],)
+    ),
+    "moderation": Refused("Quire does not moderate content"),
+    "max_tokens": Refused("max_output_tokens replaces it"),
+    "response_format": Refused("text.format replaces it"),
+    "truncate_prompt_tokens": Refused("truncation replaces it"),
+    "truncation_side": Refused("truncation drops the oldest tokens"),
 }
 _MODES = ("none", "auto", "required")
 _NAMED_FORM = '{"type": "function", "name": "…"}'
@@ -37,12 +45,6 @@ FIELDS = {
     "reasoning_effort": "reasoning.effort", "response_format": "text.format",
     "response_format.json_schema.schema": "text.format.schema",
 }  # fmt: skip
-# Fields copied to the chat request unchanged.
-_SAME = (
-    "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "seed", "stop", "ignore_eos", "logit_bias", "thinking_token_budget", "structured_outputs", "priority", "cache_salt",
-    "request_id", "session_id", "parallel_tool_calls", "stream", "user", "prompt_cache_key",
-)  # fmt: skip
 
 
 def check(body: ResponsesRequest) -> None:
@@ -50,14 +52,10 @@ def check(body: ResponsesRequest) -> None:
     Raises:
         InvalidRequest: a field is malformed, or asks for something unsupported.
     """
-    for name, why in _REFUSED.items():
-        if getattr(body, name):
-            raise InvalidRequest(f"{name} is refused: {why}.", parameter=name)
+    check_shared(body, _REFUSED)
     most = body.max_output_tokens
     if most is not None and not 1 <= most < 2**31:
         raise InvalidRequest(f"max_output_tokens is {most}; it must be at least 1.", parameter="max_output_tokens")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options needs stream: true.", parameter="stream_options")
     for name in body.include or ():
         if name not in _INCLUDABLE:
             raise InvalidRequest(
@@ -99,13 +97,14 @@ def chat_of(
         max_completion_tokens=most,
         tools=tools,
         tool_choice=_tool_choice(body.tool_choice, bool(tools)),
+        parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(config.format) if config and config.format else None,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         chat_template_kwargs=_template_variables(body),
         logprobs=logprobs or None,
         top_logprobs=body.top_logprobs if logprobs else None,
         truncate_prompt_tokens=max(1, max_model_len - room) if body.truncation == "auto" else None,
-        **{name: getattr(body, name) for name in _SAME},
+        **shared_fields(body, {*_REFUSED, "chat_template_kwargs"}),
     )
 
 

@@ -261,6 +261,9 @@ async def test_a_request_that_fails(start_replicas: StartReplicas) -> None:
         ({"stream_options": {}}, "stream_options"),
         ({"background": True}, "background"),
         ({"temperature": 3}, "temperature"),
+        ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params is refused"),
+        ({"response_format": {"type": "json_object"}}, "text.format replaces it"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
     ],
 )  # fmt: skip
 async def test_what_is_wrong_is_named(gateway: GatewayStack, fields: dict[str, Any], named: str) -> None:

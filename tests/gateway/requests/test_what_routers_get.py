@@ -137,8 +137,8 @@ async def test_sessions(alone: Replicas) -> None:
         ({"x-tenant": "no spaces"}, {}, "x-tenant", "A-Z"),
         ({"x-tenant": "x" * 129}, {}, "x-tenant", "128"),
         ({"x-session-id": "what?"}, {}, "x-session-id", "A-Z"),
-        ({}, {"user": "x" * 129}, "user", "129"),
-        ({"x-session-id": "fine"}, {"prompt_cache_key": "x" * 129}, "prompt_cache_key", "128"),
+        ({}, {"user": "x" * 513}, "user", "513"),
+        ({"x-session-id": "fine"}, {"prompt_cache_key": "x" * 513}, "prompt_cache_key", "512"),
         ({}, {"prompt_cache_key": 5}, "prompt_cache_key", "str"),
     ],
 )
