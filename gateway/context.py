@@ -13,7 +13,7 @@ from gateway.api_keys import ApiKeys
 from gateway.media.conversations import ConversationMedia
 from gateway.metrics.http import HttpStatistics
 from gateway.pipeline import Pipeline
-from gateway.protocol.unknown import UnknownFields
+from gateway.protocol.unknown import LeftOutTools, UnknownFields
 from gateway.requests.choice_room import ChoiceRoom
 from gateway.requests.statistics import RequestStatistics
 from gateway.requests.token_ids_only import needs_text
@@ -46,6 +46,7 @@ class GatewayContext:
     responses: Responses = field(default_factory=lambda: Responses(None))  # stored responses
     http_statistics: HttpStatistics = field(default_factory=HttpStatistics)
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
+    left_out_tools: LeftOutTools = field(default_factory=LeftOutTools)
     # Separates reasoning from content in chats; None for models without reasoning.
     reasoning: ReasoningFormat | None = None
     # Parse the text of chats in this order, after the reasoning parser has taken its part.

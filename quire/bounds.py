@@ -30,6 +30,7 @@ MAX_SPECULATIVE_TOKENS = 64  # drafted for a sequence at a time
 MAX_MESSAGES = 4096  # per conversation
 RESERVED_TEMPLATE_VARIABLES = ("messages", "tools", "add_generation_prompt")  # of chat templates: requests have fields
 MAX_TOOLS = 1024
+TOOL_NAME_PATTERN = "[a-zA-Z0-9_-]{1,128}"
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_CACHE_SALT_LENGTH = 128
 CACHE_SALT_PATTERN = rf"[^@/\\\x00]{{1,{MAX_CACHE_SALT_LENGTH}}}"  # for requests; the gateway makes a tenant's

@@ -14,7 +14,7 @@ from gateway.endpoints.messages_answer import MessagesAnswer
 from gateway.errors import json_response
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.messages import CountTokensRequest, CountTokensResponse, MessagesRequest
-from gateway.requests.anthropic import FIELDS, chat_of, tokenize_request_of
+from gateway.requests.anthropic import FIELDS, chat_of, left_out, tokenize_request_of
 from gateway.requests.field_names import told_as
 from gateway.requests.validate import check_generation
 
@@ -35,6 +35,7 @@ async def asked(request: Request) -> tuple[MessagesRequest, ChatCompletionReques
         InvalidRequest: a field is invalid.
     """
     body = await read_json(request, MessagesRequest)
+    context_of(request).left_out_tools.tell(left_out(body.tools))
     return body, await beside(request, chat_of, body)
 
 

@@ -23,6 +23,7 @@ from gateway.requests.caller import tenant_of
 from gateway.requests.field_names import told_as
 from gateway.requests.input_items import page_of
 from gateway.requests.response_items import Item, items_json, items_of
+from gateway.requests.response_tools import left_out
 from gateway.requests.responses import FIELDS, chat_of, check
 from gateway.requests.validate import check_logprobs
 from gateway.response_store.run import Follower, Replay, Run
@@ -70,6 +71,7 @@ async def asked(request: Request) -> Turn:
     body = await read_json(request, ResponsesRequest)
     check(body)
     context = context_of(request)
+    context.left_out_tools.tell(left_out(body.tools or ()))
     if body.background:
         context.responses.require(body.store)
     model = context.fleet.model(body.model, GENERATE)

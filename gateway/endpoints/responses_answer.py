@@ -24,6 +24,8 @@ from gateway.protocol.chat import ChatTokenLogprob
 from gateway.protocol.response_events import (
     ArgumentsDelta,
     ArgumentsDone,
+    CustomInputDelta,
+    CustomInputDone,
     ItemAdded,
     ItemDone,
     PartAdded,
@@ -40,6 +42,7 @@ from gateway.protocol.response_events import (
     TextDone,
 )
 from gateway.protocol.responses import (
+    CustomToolCallItem,
     FunctionCallItem,
     IncompleteDetails,
     InputTokensDetails,
@@ -61,7 +64,9 @@ from gateway.protocol.responses import (
     ResponseTopLogprob,
     ResponseUsage,
 )
+from gateway.requests.response_tools import ClientTool, client_tools, offered
 from gateway.requests.state import RequestState
+from gateway.tool_parsers.custom_input import CustomInput
 from quire.errors import Cancelled, InvalidRequest, Overloaded, QuireError
 from quire.reasoning import ReasoningTracker, StretchCounter
 
@@ -89,6 +94,8 @@ class ResponsesAnswer:
         self._waiting: list[TokenScore] = []  # scores of tokens whose text is not complete yet
         self._item: OutputItem | None = None  # the open item
         self._call = -1  # index of the last tool call
+        self._tools = client_tools(body.tools or ())
+        self._input = CustomInput()  # of the open call of a custom tool
         self._finish: Finish | None = None
         self.body = _begun(body, state, f"resp_{identity}", is_stored)
 
@@ -186,10 +193,25 @@ class ResponsesAnswer:
                 if index != self._call:
                     yield from self._close()
                     self._call = index
-                    yield from self._open(FunctionCallItem(self._id("fc"), identity, name, "", "in_progress"))
-                if arguments:
+                    yield from self._open(self._begun_call(identity, name))
+                if isinstance(self._item, CustomToolCallItem):
+                    yield from self._told_input(self._input.feed(arguments))
+                elif arguments:
                     self._pieces.append(arguments)
                     yield ArgumentsDelta(**self._place, delta=arguments)
+
+    def _begun_call(self, identity: str, name: str) -> FunctionCallItem | CustomToolCallItem:
+        tool = self._tools.get(name, ClientTool(name))
+        if tool.is_custom:
+            self._input = CustomInput()
+            return CustomToolCallItem(self._id("ctc"), identity, tool.name, "", "in_progress", tool.namespace)
+        return FunctionCallItem(self._id("fc"), identity, tool.name, "", "in_progress", tool.namespace)
+
+    def _told_input(self, text: str) -> Iterator[ResponsesEvent]:
+        """Adds to the input of the open call of a custom tool."""
+        if text:
+            self._pieces.append(text)
+            yield CustomInputDelta(**self._place, delta=text)
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -233,6 +255,8 @@ class ResponsesAnswer:
             return
         if isinstance(self._item, OutputMessage) and self._finish and self._waiting:
             yield TextDelta(**self._place, delta="", logprobs=self._take_scores())
+        if isinstance(self._item, CustomToolCallItem):
+            yield from self._told_input(self._input.end())
         item, text = self._item, "".join(self._pieces)
         match item:
             case ReasoningItem():
@@ -246,6 +270,9 @@ class ResponsesAnswer:
             case FunctionCallItem():
                 item.arguments = text
                 yield ArgumentsDone(**self._place, name=item.name, arguments=text)
+            case CustomToolCallItem():
+                item.input = text
+                yield CustomInputDone(**self._place, input=text)
         item.status = status
         yield ItemDone(output_index=len(self.body.output), item=item)
         self.body.output.append(item)
@@ -295,7 +322,7 @@ def _begun(body: ResponsesRequest, state: RequestState, identity: str, is_stored
         status="in_progress",
         instructions=body.instructions,
         previous_response_id=body.previous_response_id,
-        tools=body.tools or [],
+        tools=offered(body.tools or ()),
         tool_choice=body.tool_choice or "auto",
         parallel_tool_calls=body.parallel_tool_calls is not False,
         max_tool_calls=body.max_tool_calls,

@@ -12,7 +12,7 @@ from gateway.protocol.common import ConversationFields
 class MessagesTool(msgspec.Struct, kw_only=True):
     """A tool that the client runs."""
 
-    name: str
+    name: str = ""
     description: str | None = None
     input_schema: dict[str, Any] | None = None  # required for custom tools
     type: str | None = None  # "custom"; others are built-in tools of Anthropic's models

@@ -91,6 +91,14 @@ class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
     arguments: str
 
 
+class CustomInputDelta(ItemEvent, tag="response.custom_tool_call_input.delta"):
+    delta: str
+
+
+class CustomInputDone(ItemEvent, tag="response.custom_tool_call_input.done"):
+    input: str
+
+
 ResponsesEvent = (
     ResponseCreated
     | ResponseInProgress
@@ -107,4 +115,6 @@ ResponsesEvent = (
     | ReasoningDone
     | ArgumentsDelta
     | ArgumentsDone
+    | CustomInputDelta
+    | CustomInputDone
 )

@@ -13,14 +13,24 @@ ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "ca
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
+class CustomToolFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a custom tool takes: any text, or one that follows a grammar."""
+
+    type: Literal["text", "grammar"]
+    syntax: str | None = None
+    definition: str | None = None
+
+
 class ResponsesTool(msgspec.Struct, kw_only=True):
-    """A function that the client runs. Other types are tools that OpenAI's servers run."""
+    """A tool that the client runs: a function, a custom tool, or a namespace of both. Other types are OpenAI's own."""
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: CustomToolFormat | UnsetType | None = UNSET  # of a custom tool
+    tools: list[ResponsesTool] | UnsetType | None = UNSET  # of a namespace
 
 
 class ResponsesFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -134,9 +144,21 @@ class FunctionCallItem(msgspec.Struct, tag="function_call"):
     name: str
     arguments: str  # JSON
     status: ItemStatus
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomToolCallItem(msgspec.Struct, tag="custom_tool_call"):
+    """A call of a custom tool, which the client runs."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: ItemStatus
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokensDetails(msgspec.Struct):

@@ -21,6 +21,7 @@ from quire.bounds import (
     MAX_TOOLS,
     PRIORITY_BOUND,
     REQUEST_ID_PATTERN,
+    TOOL_NAME_PATTERN,
     Bound,
 )
 from quire.compatibility.refused_fields import REFUSED
@@ -49,7 +50,7 @@ _TOOL: Schema = {
             "type": "object",
             "required": ["name"],
             "properties": {
-                "name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+                "name": {"type": "string", "pattern": f"^{TOOL_NAME_PATTERN}$"},
                 "parameters": {"anyOf": [_PARAMETERS, {"type": "null"}]},
             },
         },

@@ -13,7 +13,10 @@ from quire.errors import InvalidRequest
 _LIMIT = Bound(1, 100)
 _USUAL_LIMIT = "20"
 _ORDERS = ("asc", "desc")
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
+}  # fmt: skip
 
 
 def page_of(items: Sequence[Item], identity: str, asked: Mapping[str, str]) -> InputItems:

@@ -7,7 +7,10 @@ from typing import Any
 
 import msgspec
 
+from gateway.requests.documents import document_text, file_text
 from gateway.requests.messages import PlacedPart
+from gateway.requests.response_tools import flat_name
+from gateway.tool_parsers.custom_input import PARAMETER
 from quire.errors import InvalidRequest
 
 Item = Mapping[str, Any]
@@ -15,6 +18,7 @@ Message = dict[str, Any]
 # Templates do not know the developer role.
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _IMAGE = "input_image"
+_FILE = "input_file"
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # part type → key of text
 
 
@@ -73,13 +77,16 @@ class _Conversation:
                     turn = self._turn("content", "tool_calls")
                     turn["reasoning"] = turn.get("reasoning", "") + text
             case "function_call":
-                self._call(item, place)
-            case "function_call_output":
+                self._call(item, place, _arguments(item, place))
+            case "custom_tool_call":
+                self._call(item, place, {PARAMETER: _string(item, "input", place)})
+            case "function_call_output" | "custom_tool_call_output":
                 self._result(item, place)
             case kind:
                 raise InvalidRequest(
                     f"{place} is of type {str(kind)[:50]!r}; Quire supports items of type message, reasoning, "
-                    "function_call and function_call_output.", parameter="input",
+                    "function_call, function_call_output, custom_tool_call and custom_tool_call_output.",
+                    parameter="input",
                 )  # fmt: skip
 
     def _say(self, item: Item, place: str) -> None:
@@ -107,9 +114,10 @@ class _Conversation:
             self.messages.append({"role": "assistant", "content": None})
         return self.messages[-1]
 
-    def _call(self, item: Item, place: str) -> None:
-        name, identity = _string(item, "name", place), _string(item, "call_id", place)
-        function = {"name": name, "arguments": _arguments(item, place)}
+    def _call(self, item: Item, place: str, arguments: str | dict[str, str]) -> None:
+        name = flat_name(item.get("namespace"), _string(item, "name", place))
+        identity = _string(item, "call_id", place)
+        function = {"name": name, "arguments": arguments}
         self._called[identity] = name
         call = {"id": identity, "type": "function", "function": function}
         self._turn().setdefault("tool_calls", []).append(call)
@@ -118,8 +126,8 @@ class _Conversation:
         identity = _string(item, "call_id", place)
         if identity not in self._called:
             raise InvalidRequest(
-                f"{place}.call_id is {identity[:64]!r}, which no earlier function_call has: send that call too, or "
-                "the previous_response_id of the response that has it.", parameter="input",
+                f"{place}.call_id is {identity[:64]!r}, which no earlier call has: send that call too, or the "
+                " previous_response_id of the response that has it.", parameter="input",
             )  # fmt: skip
         content = _content(item.get("output"), f"{place}.output")
         self.messages.append(
@@ -181,13 +189,25 @@ def _parts(content: Any, place: str) -> list[Item]:
 
 def _part(part: Item, place: str) -> str:
     kind = part.get("type")
+    if kind == _FILE:
+        return _file(part, place)
     if not isinstance(kind, str) or kind not in _TEXTS:
         raise InvalidRequest(
             f"{place} is of type {str(kind)[:50]!r}, which is not supported here. Supported are input_text, "
-            "output_text and, from the user and from tools, input_image.",
+            "output_text, input_file and, from the user and from tools, input_image.",
             parameter="input",
         )
     return _string(part, _TEXTS[kind], place)
+
+
+def _file(part: Item, place: str) -> str:
+    """Returns a file as part of the text."""
+    if not isinstance(data := part.get("file_data"), str):
+        raise InvalidRequest(
+            f"{place} is of type {_FILE!r} without file_data: Quire neither stores nor fetches files; send a text file "
+            "in base64 as file_data.", parameter="input",
+        )  # fmt: skip
+    return document_text(file_text(data, f"{place}.file_data", "input"), str(part.get("filename") or ""))
 
 
 def _reasoning(item: Item, place: str) -> str:

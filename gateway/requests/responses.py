@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.constraints import JsonSchemaFormat, ResponseFormat
-from gateway.protocol.responses import ResponsesFormat, ResponsesRequest, ResponsesTool
+from gateway.protocol.responses import ResponsesFormat, ResponsesRequest
 from gateway.requests.response_items import Item, messages_of
+from gateway.requests.response_tools import chat_tool_choice, chat_tools
 from gateway.requests.shared_fields import check_shared, shared_fields
 from quire.compatibility.refused_fields import Refused
 from quire.errors import InvalidRequest
@@ -36,9 +36,6 @@ _REFUSED = {
     "truncate_prompt_tokens": Refused("truncation replaces it"),
     "truncation_side": Refused("truncation drops the oldest tokens"),
 }
-_MODES = ("none", "auto", "required")
-_NAMED_FORM = '{"type": "function", "name": "…"}'
-_ALLOWED_FORM = f'{{"type": "allowed_tools", "mode": "auto", "tools": [{_NAMED_FORM}]}}'
 # Chat field → its name in this API, for error messages.
 FIELDS = {
     "messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
@@ -89,14 +86,14 @@ def chat_of(
     """
     most = body.max_output_tokens
     room = most if most is not None else max_model_len // 4
-    tools = _tools(body.tools or ())
+    tools = chat_tools(body.tools or ())
     config = body.text
     logprobs = LOGPROBS in (body.include or ())
     return ChatCompletionRequest(
         messages=messages_of(body.instructions, [*earlier, *given], len(earlier)),
         max_completion_tokens=most,
         tools=tools,
-        tool_choice=_tool_choice(body.tool_choice, bool(tools)),
+        tool_choice=chat_tool_choice(body.tool_choice, bool(tools)),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(config.format) if config and config.format else None,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
@@ -122,53 +119,3 @@ def _format(asked: ResponsesFormat) -> ResponseFormat:
     return ResponseFormat(
         asked.type, JsonSchemaFormat(asked.name or "answer", asked.description, asked.schema, asked.strict)
     )
-
-
-def _tools(tools: Sequence[ResponsesTool]) -> list[dict[str, Any]] | None:
-    """Converts the tools; returns None if there are none."""
-    found = []
-    for index, tool in enumerate(tools):
-        if tool.type != "function":
-            raise InvalidRequest(
-                f"tools[{index}].type is {tool.type[:50]!r}; it must be function: tools are run by the client, not "
-                "by Quire.", parameter="tools",
-            )  # fmt: skip
-        if not tool.name:
-            raise InvalidRequest(f"tools[{index}].name is missing.", parameter="tools")
-        function = {
-            name: value for name, value in msgspec.structs.asdict(tool).items() if name != "type" and value is not None
-        }
-        found.append({"type": "function", "function": function})
-    return found or None
-
-
-def _tool_choice(asked: str | Mapping[str, Any] | None, has_tools: bool) -> str | dict[str, Any] | None:
-    if isinstance(asked, str):
-        if asked not in _MODES:
-            raise InvalidRequest(
-                f"tool_choice is {asked[:50]!r}; it must be {', '.join(_MODES)}, {_NAMED_FORM} or {_ALLOWED_FORM}.",
-                parameter="tool_choice",
-            )
-        return None if asked == "auto" and not has_tools else asked
-    if asked is None:
-        return None
-    if asked.get("type") == "function":
-        return _named(asked)
-    if asked.get("type") == "allowed_tools":
-        mode, tools = asked.get("mode"), asked.get("tools")
-        if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
-            raise InvalidRequest(
-                f"tool_choice of type allowed_tools needs mode (auto or required) and tools, as in {_ALLOWED_FORM}.",
-                parameter="tool_choice",
-            )
-        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_named(tool) for tool in tools]}}
-    raise InvalidRequest(
-        f"tool_choice is of type {str(asked.get('type'))[:50]!r}; it must be none, auto, required, or of type function "
-        "or allowed_tools.", parameter="tool_choice",
-    )  # fmt: skip
-
-
-def _named(choice: Any) -> dict[str, Any]:
-    if not isinstance(choice, Mapping) or not isinstance(name := choice.get("name"), str):
-        raise InvalidRequest(f"tool_choice needs a function's name, as in {_NAMED_FORM}.", parameter="tool_choice")
-    return {"type": "function", "function": {"name": name}}

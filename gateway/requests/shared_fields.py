@@ -38,7 +38,7 @@ def check_shared(body: ConversationFields, others: Mapping[str, Refused]) -> Non
     Raises:
         InvalidRequest: a field asks for what this API does not have; names the first one.
     """
-    check_refused(body, _ONLY_IN_CHATS | others)
+    check_refused(body, {**_ONLY_IN_CHATS, **others})
 
 
 def shared_fields(body: ConversationFields, without: Collection[str]) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from gateway.protocol.chat import ChatFields
 from gateway.tool_parsers.base import ToolParser
 from gateway.tool_parsers.first_call import FirstCallOnly
 from gateway.tool_parsers.unmarked import NamedArguments, PlainCalls
-from quire.bounds import MAX_TOOLS, check_count
+from quire.bounds import MAX_TOOLS, TOOL_NAME_PATTERN, check_count
 from quire.errors import InvalidRequest
 from quire.options.tools import ToolOptions
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(TOOL_NAME_PATTERN)
 _SHOWN = 64  # maximum characters of a name, and number of tools, in messages
 _MODES = {choice.value: choice for choice in (ToolChoice.NONE, ToolChoice.AUTO, ToolChoice.REQUIRED)}
 _NAMED_FORM = '{"type": "function", "function": {"name": "…"}}'
@@ -139,7 +139,7 @@ def _tool(asked: Mapping[str, Any], place: str, is_strict: bool) -> Tool:
         raise _malformed(f"{place}.function", function, "an object with name, description and parameters")
     name, place = function.get("name"), f"{place}.function"
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _malformed(f"{place}.name", name, "1 to 64 of the characters A-Z a-z 0-9 _ -")
+        raise _malformed(f"{place}.name", name, "1 to 128 of the characters A-Z a-z 0-9 _ -")
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
         raise _malformed(f"{place}.strict", strict, "true or false")

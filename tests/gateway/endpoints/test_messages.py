@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.protocol.unknown import LeftOutTools
 from quire.options.reasoning import ReasoningOptions
 from quire.options.tools import ToolOptions
 from tests.gateway.conftest import StartReplicas
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 ASKED: dict[str, Any] = {"model": "fake", "max_tokens": 200, "messages": [{"role": "user", "content": "A"}]}
 TOOLS = [{"name": name, "description": "d", "input_schema": {"type": "object"}} for name in ("f", "g")]
 TOOL_USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+SEARCH = {"name": "web_search", "type": "web_search_20250305", "max_uses": 8}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjcKAA=="}
 HERMES = ToolOptions(tool_call_parser="hermes", enable_auto_tool_choice=True)
 
 
@@ -129,12 +132,44 @@ async def test_what_the_model_is_asked(gateway: GatewayStack) -> None:
                 {"role": "tool", "tool_call_id": "t", "content": "R"}, {"role": "user", "content": "C"},
             ],
         ),
+        (
+            {"messages": [{"role": "user", "content": [
+                {"type": "document", "title": "T", "context": "C",
+                 "source": {"type": "text", "media_type": "text/plain", "data": "D"}},
+                {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "E"}]}},
+                {"type": "search_result", "title": "T", "source": "S", "content": [{"type": "text", "text": "F"}]},
+                {"type": "tool_reference", "tool_name": "G"},
+            ]}]},
+            [{"role": "user", "content": [{"type": "text", "text": text} for text in (
+                '<document title="T">\nC\nD\n</document>\n', "<document>\nE\n</document>\n",
+                '<document title="T S">\nF\n</document>\n', "G",
+            )]}],
+        ),
     ]  # fmt: skip
     for fields, messages in cases:
         expected = (await gateway.post("/tokenize", {"messages": messages})).json()["count"]
         counted = await gateway.post("/v1/messages/count_tokens", {**ASKED, **fields})
         assert counted.json() == {"input_tokens": expected}
         assert (await answer(gateway, **fields, max_tokens=1))["usage"]["input_tokens"] == expected
+
+
+async def test_what_only_anthropic_can_read_is_left_out(
+    gateway: GatewayStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
+    said = [{"type": "redacted_thinking", "data": "x"}, search, found, {"type": "text", "text": "B"}]
+    plain = [*ASKED["messages"], {"role": "assistant", "content": "B"}, {"role": "user", "content": "C"}]
+    told = [plain[0], {"role": "assistant", "content": said}, {"role": "msg", "content": "C"}]
+    system = [{"type": "text", "text": "x-anthropic-billing-header: cc=1;"}, {"type": "text", "text": "S"}]
+    expected = (await answer(gateway, messages=plain, system=system[1:], max_tokens=1))["usage"]["input_tokens"]
+    gateway.context.left_out_tools = LeftOutTools()
+    fields = {"messages": told, "system": system, "tools": [SEARCH, {"type": "mcp_toolset"}], "max_tokens": 1}
+    for choice in (None, {"type": "auto"}):
+        assert (await answer(gateway, **fields, tool_choice=choice))["usage"]["input_tokens"] == expected
+    assert [line for line in caplog.messages if "left out" in line] == [
+        "tools left out of a request, as Quire does not run them: 'mcp_toolset', 'web_search_20250305'"
+    ]
 
 
 async def test_what_is_counted_depends_on_the_effort_too(
@@ -206,10 +241,15 @@ async def test_thinking_is_a_block_of_its_own(start_replicas: StartReplicas) -> 
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "A"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "'document'"),
+        ({"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]}, "'container_upload'"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "[0].content[0].source"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": PDF}]}]}, "application/pdf"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "document"}]}]}, "'document'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "'x'"),
         ({"messages": [{"role": "assistant", "content": [TOOL_USE]}]}, "tool_result"),
-        ({"tools": [{"name": "web_search", "type": "web_search_20250305"}]}, "web_search"),
+        ({"tools": [{"name": "f"}]}, "tools[0] ('f') needs an input_schema"),
+        ({"tools": [*TOOLS, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "'web_search'"),
+        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"temperature": 3}, "temperature"),
         ({"metadata": {"user_id": "u" * 513}}, "metadata.user_id has 513 characters"),

@@ -21,7 +21,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ASKED: dict[str, Any] = {"model": "fake", "max_output_tokens": 200, "input": "A"}
 TOOLS = [{"type": "function", "name": name, "description": "d", "parameters": {"type": "object"}} for name in "fg"]
+SEARCH = {"type": "web_search"}
+PATCH = {
+    "type": "custom", "name": "patch", "description": "d",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+}  # fmt: skip
+NAMESPACE = {"type": "namespace", "name": "files", "description": "d", "tools": [TOOLS[0]]}
 CALL = {"type": "function_call", "call_id": "t", "name": "f", "arguments": "{}"}
+CUSTOM = {"type": "custom_tool_call", "call_id": "t", "name": "f", "input": 'a"b'}
+CUSTOM_CALL = {"name": "f", "arguments": {"input": 'a"b'}}
+FILE = {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,Qg=="}
 HERMES = ToolOptions(tool_call_parser="hermes", enable_auto_tool_choice=True)
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
@@ -73,6 +82,8 @@ def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             assert each["item_id"] == output[-1]["id"]
             if kind.startswith("function"):
                 output[-1]["arguments"] += each["delta"]
+            elif kind.startswith("custom"):
+                output[-1]["input"] += each["delta"]
             else:
                 output[-1]["content"][-1]["text"] += each["delta"]
                 output[-1]["content"][-1].get("logprobs", []).extend(each.get("logprobs", []))
@@ -139,6 +150,17 @@ async def test_what_the_model_is_asked(gateway: GatewayStack) -> None:
             [user, turn, {"role": "tool", "tool_call_id": "t", "content": "R"}],
         ),
         (
+            {"input": [user, CUSTOM, {"type": "custom_tool_call_output", "call_id": "t", "output": "R"}]},
+            [
+                user, {"role": "assistant", "content": None, "tool_calls": [call | {"function": CUSTOM_CALL}]},
+                {"role": "tool", "tool_call_id": "t", "content": "R"},
+            ],
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "A"}, FILE]}]},
+            [{"role": "user", "content": 'A<document title="a.txt">\nB\n</document>\n'}],
+        ),
+        (
             {"input": [user, said, said, {"role": "user", "content": [{"type": "input_text", "text": "C"}]}]},
             [user, *[{"role": "assistant", "content": "B"}] * 2, {"role": "user", "content": "C"}],
         ),
@@ -169,6 +191,39 @@ async def test_calls_of_tools(start_replicas: StartReplicas) -> None:
             assert len((await answer(gateway, **fields, tool_choice=choice))["output"]) == 3
         assert (await answer(gateway, **fields, parallel_tool_calls=False))["output"][1:] != []
         assert await answer(gateway, tool_choice="auto", tools=[])
+
+
+async def test_calls_of_custom_tools_and_of_namespaces(start_replicas: StartReplicas) -> None:
+    async with start_replicas(1, tools=HERMES) as replicas:
+        gateway, (router,) = replicas.gateway, replicas.routers
+        calls = (
+            r'{"name": "patch", "arguments": {"input": "a\n\"b\" \\\u00e9"}}', '{"name": "files__f", "arguments": {}}',
+            '{"name": "patch", "arguments": {"text": 1}}',
+        )  # fmt: skip
+        said = "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+        router.state.outputs = [await spell(gateway, said + "§")]
+        fields = {"tools": [PATCH, NAMESPACE, SEARCH], "stop": ["§"], "max_output_tokens": 500}
+        found = await answer(gateway, **fields)
+        custom, function, other = found["output"]
+        assert (custom["type"], custom["name"], custom["input"]) == ("custom_tool_call", "patch", 'a\n"b" \\é')
+        assert (function["type"], function["name"], function["namespace"]) == ("function_call", "f", "files")
+        assert other["input"] == '{"text": 1}'
+        assert [tool["type"] for tool in found["tools"]] == ["custom", "namespace"]
+        events = await stream(gateway, **fields)
+        assert without_ids(put_together(events)) == without_ids(found["output"])
+        names = [each["type"] for each in events]
+        assert names.count("response.custom_tool_call_input.delta") > 2
+        assert names.count("response.custom_tool_call_input.done") == 2
+        results = [
+            {"type": f"{each['type']}_output", "call_id": each["call_id"], "output": "R"}
+            for each in events[-1]["response"]["output"]
+        ]
+        assert await answer(gateway, **fields, input=[*events[-1]["response"]["output"], *results])
+        for choice in (
+            {"type": "custom", "name": "patch"}, {"type": "function", "name": "f", "namespace": "files"},
+            {"type": "allowed_tools", "mode": "auto", "tools": [SEARCH, {"type": "custom", "name": "patch"}]},
+        ):  # fmt: skip
+            assert await answer(gateway, **fields, tool_choice=choice)
 
 
 async def test_a_text_that_begins_like_a_call_has_the_scores_of_all_its_tokens(start_replicas: StartReplicas) -> None:
@@ -241,7 +296,13 @@ async def test_a_request_that_fails(start_replicas: StartReplicas) -> None:
         ({"input": [{"type": "function_call", "call_id": "x", "name": "f"}]}, "input[0].arguments"),
         ({"input": [{"role": "assistant", "content": "B"}, CALL | {"arguments": "{"}]}, "input[1] has arguments"),
         ({"input": [{"type": "reasoning", "content": "x"}]}, "input[0].content"),
-        *[({"tools": [{"type": kind}]}, f"'{kind}'") for kind in ("web_search", "file_search", "mcp", "custom")],
+        ({"tools": [SEARCH], "tool_choice": "required"}, "tool_choice needs tools"),
+        ({"tools": [*TOOLS, SEARCH], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [SEARCH]}},
+         "allows only tools that Quire does not run"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].name"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "JVBERg0AAA=="}]}]}, "UTF-8"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "*"}]}]}, "not valid base64"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "x", "name": "f"}]}, "input[0].input"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "function", "name": "h"}, "tools": TOOLS}, "'h'"),
         ({"tool_choice": {"type": "file_search"}, "tools": TOOLS}, "'file_search'"),

@@ -94,7 +94,7 @@ MALFORMED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools", r"tools\[0\].type is 'custom'"),
     ({"tools": [function("f"), function("")]}, "tools", r"tools\[1\].function.name is ''"),
     ({"tools": [function("get weather")]}, "tools", "'get weather'.*A-Z"),
-    ({"tools": [function("f" * 65)]}, "tools", "1 to 64"),
+    ({"tools": [function("f" * 129)]}, "tools", "1 to 128"),
     ({"tools": [function("f\n")]}, "tools", "A-Z"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools", "name is missing"),
     ({"tools": [function("f", parameters=[])]}, "tools", "parameters is list"),
