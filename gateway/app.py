@@ -111,7 +111,9 @@ def routes(options: GatewayOptions) -> list[Route]:
     if options.enable_tokenizer_info_endpoint:
         found += [Route(path, tokens.tokenizer_info) for path in ("/tokenizer_info", "/get_tokenizer_info")]
     if options.server_dev_mode:
-        found += [Route("/server_info", server_info.server_info), *admin_routes(has_keys=options.needs_key)]
+        hosts = options.admin.admin_allowed_hosts
+        found.append(Route("/server_info", server_info.server_info))
+        found += admin_routes(has_keys=options.needs_key, allowed_hosts=hosts)
     if options.page:
         found += [Route("/", page.page), Route("/page/{asset}", page.asset)]
     if not options.disable_fastapi_docs:
@@ -193,8 +195,9 @@ def create_app(context: GatewayContext) -> Starlette:
 
 def create_admin_app(context: GatewayContext) -> Starlette:
     """Creates the ASGI application of the admin port. It relies on the main application to keep the sessions up."""
-    found = [*admin_routes(has_keys=bool(context.options.admin.admin_api_key)), *refused_routes()]
-    return _application(context, found, admin_middleware(context.options))
+    admin = context.options.admin
+    found = admin_routes(has_keys=bool(admin.admin_api_key), allowed_hosts=admin.admin_allowed_hosts)
+    return _application(context, [*found, *refused_routes()], admin_middleware(context.options))
 
 
 def _application(

@@ -23,11 +23,14 @@ from gateway.services.reasoning import ReasoningFormat
 from gateway.services.speech import SpeechFormats
 from gateway.services.tokenizer import Tokenizer
 from gateway.tool_parsers.base import ToolParser
+from quire.media import MAX_FILES_BYTES
 from quire.options.gateway import GatewayOptions
 from quire.tracing.base import Tracer
 from quire.work_pool import WorkPool
 
 _MAX_UPLOADS_BYTES = 2**30  # of all callers together
+_TEXT_BODY_BYTES = 8 * 2**20
+_MEDIA_BODY_BYTES = _TEXT_BODY_BYTES + MAX_FILES_BYTES * 4 // 3  # also has room for all files of a conversation
 
 
 @dataclass
@@ -66,6 +69,12 @@ class GatewayContext:
         """
         if self.options.skip_tokenizer_init:
             raise needs_text(what, parameter)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Maximum size of a request body."""
+        usual = _MEDIA_BODY_BYTES if self.fleet.reads_media else _TEXT_BODY_BYTES
+        return self.options.max_body_bytes or usual
 
     @property
     def missing(self) -> list[str]:

@@ -16,6 +16,7 @@ from starlette.types import Scope
 from gateway.middleware.root_path import path_below_root
 from quire.error_tables import mapping_of
 from quire.errors import Overloaded, QuireError, RateLimited, Unavailable
+from quire.rpc.context import current_request_id
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,10 @@ _MESSAGES = b"/v1/messages"
 _MESSAGES_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     405: "invalid_request_error", 413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error",
-    503: "overloaded_error", 504: "timeout_error",
+    503: "overloaded_error", 504: "timeout_error", 529: "overloaded_error",
 }  # fmt: skip
+_MESSAGES_OVERLOADED = 529  # Anthropic's status, for which its SDKs have a class
+_NOT_IMPLEMENTED = 501
 
 
 class HttpError(Exception):
@@ -65,6 +68,7 @@ class MessagesError(msgspec.Struct):
     """An error in Anthropic's format, as a response body or as an event of a stream."""
 
     error: MessagesErrorBody
+    request_id: str | None
     type: str = "error"
 
 
@@ -78,7 +82,8 @@ def error_body(error: QuireError) -> ErrorResponse:
 
 def messages_error(status: int, message: str) -> MessagesError:
     """Returns the Anthropic error body for an error."""
-    return MessagesError(MessagesErrorBody(_MESSAGES_TYPES.get(status, "api_error"), message[:_MAX_MESSAGE]))
+    body = MessagesErrorBody(_MESSAGES_TYPES.get(status, "api_error"), message[:_MAX_MESSAGE])
+    return MessagesError(body, current_request_id() or None)
 
 
 def is_for_messages(scope: Scope) -> bool:
@@ -91,8 +96,11 @@ def error_response(error: QuireError, scope: Scope) -> Response:
     """Returns the response to a request that failed."""
     headers = {"retry-after": str(_retry_after(error))} if isinstance(error, Overloaded | Unavailable) else {}
     status = mapping_of(error).http_status
-    body = messages_error(status, error.message) if is_for_messages(scope) else error_body(error)
-    return json_response(body, status, headers)
+    if is_for_messages(scope):
+        is_overloaded = isinstance(error, Overloaded) and not isinstance(error, RateLimited)
+        status = _MESSAGES_OVERLOADED if is_overloaded else status
+        return json_response(messages_error(status, error.message), status, headers)
+    return json_response(error_body(error), status, headers)
 
 
 def _retry_after(error: Overloaded | Unavailable) -> int:
@@ -123,7 +131,7 @@ def json_text_response(text: bytes, status: int = 200, headers: dict[str, str] |
 
 def plain_error(status: int, message: str, scope: Scope, headers: dict[str, str] | None = None) -> Response:
     """Returns an HTTP-level error, such as 404 or 413, in the same format."""
-    kind = HTTPStatus(status).phrase
+    kind = "NotImplementedError" if status == _NOT_IMPLEMENTED else HTTPStatus(status).phrase
     body = ErrorResponse(ErrorBody(message[:_MAX_MESSAGE], kind, None, status))
     return json_response(messages_error(status, message) if is_for_messages(scope) else body, status, headers)
 

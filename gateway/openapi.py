@@ -115,6 +115,7 @@ class _Operation:
 
 _ERRORS = (ErrorResponse, MessagesError)
 _REQUEST = (400, 404, 413, 415, 503, 504)  # status codes of operations that take a body
+_MESSAGES = (*_REQUEST, 529)
 _FORM = "multipart/form-data"
 _SCALE_OUT = (*_REQUEST, 403)
 _OPERATIONS = (
@@ -133,13 +134,13 @@ _OPERATIONS = (
     ),
     _Operation(
         "post", "/v1/messages", "Continues a conversation in Anthropic's format.", (MessagesRequest,),
-        (MessagesAnswerBody,), get_args(MessagesEvent), ends_with_done=False, failures=_REQUEST,
+        (MessagesAnswerBody,), get_args(MessagesEvent), ends_with_done=False, failures=_MESSAGES,
         failure=MessagesError,
     ),
     _Operation(
         "post", "/v1/messages/count_tokens", "Counts the tokens of a conversation in Anthropic's format.",
         (CountTokensRequest,), (CountTokensResponse,),
-        failures=_REQUEST, failure=MessagesError,
+        failures=_MESSAGES, failure=MessagesError,
     ),
     _Operation(
         "post", "/v1/responses", "Answers a turn of a conversation.", (ResponsesRequest,), (ResponseBody,),
@@ -239,7 +240,7 @@ _OPERATIONS = (
     ),
     _Operation(
         "post", "/v1/messages/render", "Renders a conversation in Anthropic's format to token ids.", (MessagesRequest,),
-        (RenderedRequest,), failures=_SCALE_OUT, failure=MessagesError,
+        (RenderedRequest,), failures=(*_SCALE_OUT, 529), failure=MessagesError,
     ),
     _Operation(
         "post", "/v1/responses/render", "Renders a turn of a conversation to token ids.",
@@ -289,6 +290,7 @@ _FAILURES = {
     500: "An internal error; the log has the details.",
     503: "The server is not ready, too busy, or stopping: try again later.",
     504: "The request did not finish within its time limit.",
+    529: "The server is too busy: try again later.",
 }
 _Schemas = Mapping[Any, dict[str, Any]]
 _PARAMETER = re.compile(r"\{(\w+)\}")

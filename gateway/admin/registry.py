@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.middleware import Middleware
 from starlette.routing import Route
@@ -20,13 +20,13 @@ ADMIN_ROUTES: Sequence[Route] = (
 )
 
 
-def admin_routes(*, has_keys: bool) -> list[Route]:
+def admin_routes(*, has_keys: bool, allowed_hosts: Collection[str]) -> list[Route]:
     """Returns all admin routes, each guarded.
 
     Args:
-        has_keys: whether the application requires a key.
+        has_keys, allowed_hosts: see GuardMiddleware.
     """
-    guard = [Middleware(GuardMiddleware, has_keys=has_keys)]
+    guard = [Middleware(GuardMiddleware, has_keys=has_keys, allowed_hosts=allowed_hosts)]
     return [
         Route(route.path, route.endpoint, methods=sorted(route.methods or ()), middleware=guard)
         for route in ADMIN_ROUTES

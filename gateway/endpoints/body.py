@@ -35,7 +35,7 @@ async def read_content(request: Request) -> bytes:
     Raises:
         HttpError: its content type is not JSON, it is compressed, or it is too large.
     """
-    limit = context_of(request).options.max_body_bytes
+    limit = context_of(request).max_body_bytes
     too_large = f"The request's body is larger than {limit} bytes (--max-body-bytes)."
     return await read_body(request, "application/json", limit, too_large)
 

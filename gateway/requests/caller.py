@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from gateway.protocol.common import GenerationFields
 from gateway.requests.named_key import Admission
+from quire.bounds import PRIORITY_BOUND
 from quire.errors import InvalidRequest
 from quire.rpc.context import is_request_id
 
 _TENANT_HEADER = "x-tenant"
 _SESSION_HEADER = "x-session-id"
 _RANK_HEADER = "x-data-parallel-rank"
+_PRIORITY_HEADER = "x-vllm-priority"
 _LOAD_HEADER = "endpoint-load-metrics-format"
+
+_NUMBER = re.compile(r"-?[0-9]{1,10}")
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,19 @@ def admission_of(request: Request) -> Admission | None:
 
 
 def priority_of(request: Request, asked: int) -> int:
-    """Returns the priority of a request that asks for one.
+    """Returns the priority of a request that asks for one. A header, which proxies set, takes precedence.
 
     Raises:
-        InvalidRequest: its key does not allow it.
+        InvalidRequest: its key does not allow it, or the header is malformed.
     """
+    if (text := request.headers.get(_PRIORITY_HEADER)) is not None:
+        if not _NUMBER.fullmatch(text):
+            raise InvalidRequest(
+                f"The header {_PRIORITY_HEADER} is {text[:50]!r}; it must be a whole number.",
+                parameter=_PRIORITY_HEADER,
+            )
+        asked = int(text)
+        PRIORITY_BOUND.check(_PRIORITY_HEADER, asked)
     admission = admission_of(request)
     return asked if admission is None else admission.key.priority(asked)
 

@@ -31,7 +31,6 @@ _REFUSED = {
         "Quire does not compact conversations; truncation: auto drops what does not fit", ([],)
     ),
     "moderation": Refused("Quire does not moderate content"),
-    "max_tokens": Refused("max_output_tokens replaces it"),
     "response_format": Refused("text.format replaces it"),
     "truncate_prompt_tokens": Refused("truncation replaces it"),
     "truncation_side": Refused("truncation drops the oldest tokens"),
@@ -84,7 +83,7 @@ def chat_of(
     Raises:
         InvalidRequest: something in it is malformed, or not supported by Quire.
     """
-    most = body.max_output_tokens
+    most = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     room = most if most is not None else max_model_len // 4
     tools = chat_tools(body.tools or ())
     config = body.text

@@ -50,6 +50,7 @@ class Fleet:
         # Served name → model: ready models first, then those that were ready recently; main names first. An alias maps
         # to the first of its models that is known.
         self.models: Mapping[str, ServedModel] = {}
+        self.reads_media = False  # whether any of them does
         self.system_fingerprints: Mapping[str, str] = {}  # by served name, see `system_fingerprints`
 
     @property
@@ -98,6 +99,7 @@ class Fleet:
             name: (info, when) for name, (info, when) in self._remembered.items() if now - when < _REMEMBERED_SECONDS
         }
         self.models = self._served()
+        self.reads_media = any(model.media for model in self.models.values())
         known = [info for info, _ in self._remembered.values()]
         ready = [worker.model_info for worker in self.ready]
         self.system_fingerprints = {

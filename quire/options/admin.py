@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from quire.errors import StartupError
-from quire.options.base import option
+from quire.options.base import ANY_WORD, option
 from quire.options.server import LOOPBACK
 
 
@@ -25,6 +25,11 @@ class AdminOptions:
     admin_api_key: tuple[str, ...] = option(
         (), "Key that every request to the admin port must bring; must differ from every --api-key. Can be repeated. "
         "With HTTPS options, the admin port uses HTTPS too.", secret=True,
+    )  # fmt: skip
+
+    admin_allowed_hosts: tuple[str, ...] = option(
+        (), "Names by which the admin routes may be called without a key, such as that of a Kubernetes service; "
+        "addresses and localhost always may. Takes several words.", metavar="HOST", following=ANY_WORD,
     )  # fmt: skip
 
     def check(self, port: int, api_keys: Collection[str], *, insecure: bool) -> None:

@@ -149,7 +149,10 @@ class GatewayOptions:
     skip_tokenizer_init: bool = skip_tokenizer_option()
     seed: int | None = seed_option()
     request_timeout_seconds: float = option(3600.0, "Maximum time for a request.", minimum=0.1)
-    max_body_bytes: int = option(8 * 2**20, "Maximum size of a request body.", minimum=1024)
+    max_body_bytes: int | None = option(
+        None, "Maximum size of a request body. By default 8 MiB, or 72 MiB while a model is served that reads images, "
+        "videos or audio.", minimum=1024,
+    )  # fmt: skip
     max_choices_per_request: int = option(
         1024, "Maximum number of choices per request: its prompts times n.", minimum=1, maximum=16384
     )

@@ -41,7 +41,8 @@ async def locked(tokenizer_folder: Path) -> AsyncIterator[AdminStack]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def open_stack(tokenizer_folder: Path) -> AsyncIterator[AdminStack]:
     """A stack without any keys and with the admin routes on the clients' port as well."""
-    async with running_admin_stack(tokenizer_folder, engines=1, server_dev_mode=True) as stack:
+    admin = AdminOptions(admin_allowed_hosts=("quire-admin.svc",))
+    async with running_admin_stack(tokenizer_folder, engines=1, server_dev_mode=True, admin=admin) as stack:
         yield stack
 
 
@@ -92,10 +93,15 @@ async def test_methods_and_what_is_no_http(locked: AdminStack) -> None:
 async def test_pages_that_a_browser_shows_are_not_answered(open_stack: AdminStack) -> None:
     """On both ports, foreign origins and unknown host names (DNS rebinding) get 403."""
     for client in (open_stack.admin, open_stack.gateway.client):
-        for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"host": "evil.example"}):
+        for headers in (
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+            {"host": "evil.example"},
+            {"host": "evil.quire-admin.svc"},
+        ):
             answer = await client.post("/pause", headers=headers)
             assert answer.status_code == 403, headers
-        for host in ("localhost:9000", "127.0.0.1", "[::1]:8000"):
+        for host in ("localhost:9000", "127.0.0.1", "[::1]:8000", "Quire-Admin.svc:80"):
             assert (await client.get("/is_paused", headers={"host": host})).status_code == 200
     assert not (await open_stack.ask("/is_paused", method="GET"))["is_paused"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -233,7 +234,7 @@ async def test_images_in_anthropics_api(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("role", "block", "words"),
     [
-        ("assistant", {"source": {"type": "url", "url": url(DOT)}}, "type 'image', which is not supported in a mess"),
+        ("assistant", {"source": {"type": "url", "url": url(DOT)}}, "type 'image', which is not supported here"),
         ("user", {}, "messages[0].content[0].source must be"),
         ("user", {"source": {"type": "file", "file_id": "x"}}, "messages[0].content[0].source must be"),
         ("user", {"source": {"type": "base64", "data": encoded(DOT)}}, "messages[0].content[0].source must be"),
@@ -334,6 +335,15 @@ async def test_what_is_wrong_in_the_responses_api(stack: Stack, item: Any, words
 )  # fmt: skip
 async def test_conversations_with_images_are_not_rendered_as_tokens_only(stack: Stack, path: str, body: Any) -> None:
     await stack.refused(path, body, "onversation with images, videos or audio cannot be rendered")
+
+
+async def test_a_body_has_room_for_the_files_that_a_conversation_may_have(stack: Stack) -> None:
+    assert stack.gateway.context.max_body_bytes > 64 * 2**20
+    body = json.dumps(CHAT | {"messages": MESSAGES}) + " " * (9 * 2**20)
+    response = await stack.gateway.client.post(
+        "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 200, response.text
 
 
 async def test_images_are_not_cut(stack: Stack) -> None:

@@ -279,6 +279,9 @@ async def test_errors_are_in_anthropics_shape(gateway: GatewayStack, tokenizer_f
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
     wrong = await gateway.client.get("/v1/messages")
     assert (wrong.status_code, wrong.json()["error"]["type"]) == (405, "invalid_request_error")
+    for failed in (unknown, wrong):
+        assert failed.json()["request_id"] == failed.headers["request-id"]
+    assert len((await gateway.post("/v1/messages", ASKED)).headers["request-id"]) == 32
     async with running_gateway(tokenizer_folder, api_key=("key",)) as locked:
         refused = await locked.post("/v1/messages?beta=true", ASKED)
         assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")

@@ -131,6 +131,16 @@ async def test_sessions(alone: Replicas) -> None:
     assert (await ask(alone, "/v1/chat/completions", messages=messages, **fields)).session_id == "by key"
 
 
+async def test_the_priority_of_a_proxy_takes_precedence(alone: Replicas) -> None:
+    assert (await ask(alone, headers={"x-vllm-priority": "-5"}, priority=3)).priority == -5
+    assert (await ask(alone, priority=3)).priority == 3
+    for wrong, part in (("soon", "whole number"), ("9999999999", "at most")):
+        response = await alone.gateway.post("/v1/completions", {"prompt": "A"}, **{"x-vllm-priority": wrong})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "x-vllm-priority")
+        assert part in error["message"]
+
+
 @pytest.mark.parametrize(
     ("headers", "fields", "parameter", "part"),
     [
