@@ -73,6 +73,21 @@ def a_forced_call() -> None:
         assert answer.stop_reason == "tool_use"
 
 
+def what_claude_code_sends() -> None:
+    """Long names, a search of the web, documents, and thoughts that only Anthropic can read."""
+    plain = client.messages.create(**SUM)
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "hello"}}
+    redacted = {"type": "redacted_thinking", "data": "x"}
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    same = client.messages.create(**SUM, metadata={"user_id": "u" * 160}, tools=[search])
+    assert (same.content[0].text, same.usage.input_tokens) == (plain.content[0].text, plain.usage.input_tokens)
+    conversation = [
+        *SUM["messages"], {"role": "assistant", "content": [redacted, *plain.content]},
+        {"role": "user", "content": [document, {"type": "text", "text": "What is 3 + 4?"}]},
+    ]  # fmt: skip
+    assert client.messages.create(**SUM | {"messages": conversation}).content
+
+
 def json_by_a_schema() -> None:
     schema = {
         "type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -95,11 +110,13 @@ def errors_have_the_sdks_classes() -> None:
             with pytest.raises(kind) as told:
                 client.messages.create(**SUM | fields, stream=streamed)
             assert told.value.body["error"]["message"]
+            assert told.value.request_id == told.value.body["request_id"]
 
 
 if __name__ == "__main__":
     messages_whole_and_streamed()
     an_agents_loop()
     a_forced_call()
+    what_claude_code_sends()
     json_by_a_schema()
     errors_have_the_sdks_classes()

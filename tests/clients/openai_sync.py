@@ -108,6 +108,31 @@ def responses_call_tools() -> None:
     assert client.responses.create(model=MODEL, input=told, tools=tools, temperature=0).output_text
 
 
+def agents_send_what_openai_runs() -> None:
+    """As Codex does: a custom tool with a grammar, and searches of the web, which are left out."""
+    patch = {
+        "type": "custom", "name": "apply_patch", "description": "Apply a patch.",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+    }  # fmt: skip
+    tools, choice = [patch, {"type": "web_search"}], {"type": "custom", "name": "apply_patch"}
+    asked = [{"role": "user", "content": "Write hello to a file."}]
+    fields = {"model": MODEL, "tools": tools, "temperature": 0, "max_output_tokens": 64}
+    whole = client.responses.create(input=asked, tool_choice=choice, **fields)
+    call = whole.output[-1]
+    assert (call.type, call.name) == ("custom_tool_call", "apply_patch")
+    assert [tool.type for tool in whole.tools] == ["custom"]
+    with client.responses.stream(input=asked, tool_choice=choice, **fields) as stream:
+        events = list(stream)
+    told = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    assert "".join(told) == call.input
+    result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    file = {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,aGVsbG8="}
+    read = {"role": "user", "content": [{"type": "input_text", "text": "Read this."}, file]}
+    assert client.responses.create(input=[*asked, call.model_dump(), result, read], **fields).status
+    with pytest.raises(openai.BadRequestError, match="web_search"):
+        client.responses.create(input=asked, tool_choice={"type": "web_search"}, **fields)
+
+
 def responses_are_kept() -> None:
     first = client.responses.create(model=MODEL, input="What is 17 + 25?", temperature=0)
     assert client.responses.retrieve(first.id) == first
@@ -159,6 +184,7 @@ if __name__ == "__main__":
     tools_are_called()
     responses_are_answers_too()
     responses_call_tools()
+    agents_send_what_openai_runs()
     responses_are_kept()
     responses_go_on_in_the_background()
     an_answer_that_is_cut_off_is_told()
