@@ -37,7 +37,9 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "draft_model": '{"model": "demo_model/quire-demo-draft"}',
     }
 )
-_COUNTER = re.compile(r'^vllm:spec_decode_(\w+)_total\{model_name="bench"(?:,position="(\d+)")?\} (\S+)$', re.MULTILINE)
+_COUNTER = re.compile(
+    r'^vllm:spec_decode_(\w+)_total\{engine="0",model_name="bench"(?:,position="(\d+)")?\} (\S+)$', re.MULTILINE
+)
 _SHOWN_POSITIONS = 6
 _TOLD_SECONDS = 1.0  # engines and routers report their counters four times a second
 _HEADS = ("tokens a step that guessed", "of all tokens", "right at 1, 2, …", "same answers")

@@ -16,9 +16,9 @@ from gateway.api_keys import ApiKeys
 from gateway.metrics.api_keys import api_key_metrics
 from gateway.metrics.fleet import fleet_metrics
 from gateway.metrics.http import HttpStatistics
-from gateway.metrics.prometheus import MODEL_LABEL, histogram_family
+from gateway.metrics.prometheus import ENGINE_LABELS, histogram_family, labels_of
 from gateway.requests.statistics import HISTOGRAMS, RequestStatistics
-from gateway.services.fleet import Fleet
+from gateway.services.fleet import EngineKey, Fleet
 from gateway.services.router_streams import RouterStreams
 
 PREFIXES = ("vllm:", "quire_")
@@ -83,17 +83,18 @@ class GatewayCollector(Collector):
         )
 
     def _request_metrics(self, prefix: str) -> Iterator[Metric]:
-        models = self._statistics.models
+        # A gateway does not know which engines have served a request, and there may be several.
+        models = {EngineKey(model, 0): statistics for model, statistics in self._statistics.models.items()}
         success = CounterMetricFamily(
             f"{prefix}request_success",
             f"Choices ended, by finish reason. {_OWN}",
-            labels=[MODEL_LABEL, "finished_reason"],
+            labels=[*ENGINE_LABELS, "finished_reason"],
         )
-        for model, statistics in models.items():
+        for engine, statistics in models.items():
             for reason, count in statistics.finished.items():
-                success.add_metric([model, reason], count)
+                success.add_metric([*labels_of(engine), reason], count)
         yield success
         for name in (*HISTOGRAMS, *_ALIASES):
             source = _ALIASES.get(name, name)
-            snapshots = {model: entry.histograms[source].snapshot() for model, entry in models.items()}
+            snapshots = {engine: entry.histograms[source].snapshot() for engine, entry in models.items()}
             yield histogram_family(prefix + name, f"{_TEXTS[source]} {_OWN}", snapshots)

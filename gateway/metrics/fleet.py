@@ -1,4 +1,4 @@
-"""Metrics of the engines by model, as last reported by the routers.
+"""Metrics of the engines, as last reported by the routers.
 
 All gateways of a fleet report the same values: use those of one gateway, or the maximum, not the sum. A worker counts
 once, however many routers know it; each router's own queue counts.
@@ -17,10 +17,10 @@ from prometheus_client.core import (
 )
 
 from gateway.metrics.adapters import adapter_metrics
-from gateway.metrics.prometheus import MODEL_LABEL, WHOLE_FLEET, counter, gauge, histogram_family, ratio
+from gateway.metrics.prometheus import ENGINE_LABELS, WHOLE_FLEET, counter, gauge, histogram_family, labels_of, ratio
 from gateway.metrics.rest import rest_metrics
 from gateway.metrics.speculation import speculation_metrics
-from gateway.services.fleet import Fleet
+from gateway.services.fleet import EngineKey, Fleet, engine_key
 from quire.counters import HELP
 from quire.histogram import HistogramSnapshot
 
@@ -94,18 +94,18 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
     """
     loads, counters = fleet.loads, fleet.counters
     for name, (text, value) in _GAUGES.items():
-        yield gauge(prefix + name, text, {model: value(group) for model, group in loads.items()})
+        yield gauge(prefix + name, text, {engine: value(group) for engine, group in loads.items()})
     yield gauge(
         f"{prefix}num_requests_waiting", "Requests waiting in the routers and the engines.",
         waiting_requests(fleet, queued),
     )  # fmt: skip
     for name, (text, rate) in _RATES.items():
-        yield gauge(prefix + name, text, {model: rate(count) for model, count in counters.items()})
+        yield gauge(prefix + name, text, {engine: rate(count) for engine, count in counters.items()})
     for name, field in _COUNTERS.items():
-        yield counter(prefix + name, HELP[field], {model: getattr(count, field) for model, count in counters.items()})
+        yield counter(prefix + name, HELP[field], {engine: getattr(count, field) for engine, count in counters.items()})
     yield counter(
         f"{prefix}prompt_tokens_cached", "Tokens found in the prefix cache, host memory or shared storage.",
-        {model: count.prefix_cache_hits + count.external_cache_hits for model, count in counters.items()},
+        {engine: count.prefix_cache_hits + count.external_cache_hits for engine, count in counters.items()},
     )  # fmt: skip
     for name, field in _HISTOGRAMS.items():
         yield _histogram(prefix + name, HELP[field], field, counters)
@@ -115,26 +115,28 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
     yield from rest_metrics(prefix, fleet)
 
 
-def waiting_requests(fleet: Fleet, queued: Mapping[str, int]) -> Mapping[str, float]:
-    """Returns the number of requests waiting in routers and engines, by main model name.
+def waiting_requests(fleet: Fleet, queued: Mapping[str, int]) -> Mapping[EngineKey, float]:
+    """Returns the number of requests waiting in routers and engines.
 
-    A name that no worker serves is kept as it is.
+    Those in routers, which no engine has yet, count for the first engine of their model, so that sums over engines are
+    right. A model that no worker serves keeps the name in the requests.
     """
-    waiting: dict[str, float] = {
-        model: sum(load.waiting_requests for load in group) for model, group in fleet.loads.items()
+    waiting: dict[EngineKey, float] = {
+        engine: sum(load.waiting_requests for load in group) for engine, group in fleet.loads.items()
     }
     models = fleet.models
     for name, count in queued.items():
         main = models[name].main_name if name in models else name
-        waiting[main] = waiting.get(main, 0) + count
+        first = min((engine for engine in waiting if engine.model == main), default=EngineKey(main, 0))
+        waiting[first] = waiting.get(first, 0) + count
     return waiting
 
 
-def _histogram(name: str, text: str, field: str, counters: Mapping[str, EngineCounters]) -> HistogramMetricFamily:
-    told = {model: getattr(count, field) for model, count in counters.items()}
+def _histogram(name: str, text: str, field: str, counters: Mapping[EngineKey, EngineCounters]) -> HistogramMetricFamily:
+    told = {engine: getattr(count, field) for engine, count in counters.items()}
     snapshots = {
-        model: HistogramSnapshot(tuple(histogram.bounds), tuple(histogram.counts), histogram.sum)
-        for model, histogram in told.items()
+        engine: HistogramSnapshot(tuple(histogram.bounds), tuple(histogram.counts), histogram.sum)
+        for engine, histogram in told.items()
         if histogram.counts
     }
     return histogram_family(name, f"{text} {WHOLE_FLEET}", snapshots)
@@ -144,12 +146,12 @@ def _cache_config(prefix: str, fleet: Fleet) -> Metric:
     family = InfoMetricFamily(
         f"{prefix}cache_config",
         "KV cache of one worker: block size in tokens and number of blocks.",
-        labels=[MODEL_LABEL],
+        labels=ENGINE_LABELS,
     )
-    infos = {worker.model_info.served_model_names[0]: worker.model_info for worker in reversed(fleet.heard)}
-    for model, info in infos.items():
+    infos = {engine_key(worker.model_info): worker.model_info for worker in reversed(fleet.heard)}
+    for engine, info in infos.items():
         shape = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_kv_blocks)}
-        family.add_metric([model], shape)
+        family.add_metric(labels_of(engine), shape)
     return family
 
 

@@ -22,10 +22,9 @@ def load_report(form: str, model: str, fleet: Fleet, queued: Mapping[str, int]) 
     """
     if not form:
         return {}
-    figures = {
-        "kv_cache_usage_perc": used_share(fleet.loads.get(model, ())),
-        "num_requests_waiting": waiting_requests(fleet, queued).get(model, 0),
-    }
+    loads = [load for engine, group in fleet.loads.items() if engine.model == model for load in group]
+    waiting = [count for engine, count in waiting_requests(fleet, queued).items() if engine.model == model]
+    figures = {"kv_cache_usage_perc": used_share(loads), "num_requests_waiting": sum(waiting)}
     if form == "JSON":
         return {_HEADER: f"JSON {msgspec.json.encode({'named_metrics': figures}).decode()}"}
     return {_HEADER: "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in figures.items())}

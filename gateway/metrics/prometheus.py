@@ -8,25 +8,32 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from gateway.services.fleet import EngineKey
 from quire.histogram import HistogramSnapshot
 
 MODEL_LABEL = "model_name"
+ENGINE_LABELS = (MODEL_LABEL, "engine")
 WHOLE_FLEET = "Covers the whole fleet; every gateway reports the same value."
 
 
-def gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:
-    """Builds a gauge of the fleet, with a value per model."""
-    family = GaugeMetricFamily(name, f"{text} {WHOLE_FLEET}", labels=[MODEL_LABEL])
-    for model, value in values.items():
-        family.add_metric([model], value)
+def labels_of(engine: EngineKey) -> list[str]:
+    """The values of ENGINE_LABELS."""
+    return [engine.model, str(engine.rank)]
+
+
+def gauge(name: str, text: str, values: Mapping[EngineKey, float]) -> Metric:
+    """Builds a gauge of the fleet, with a value per engine."""
+    family = GaugeMetricFamily(name, f"{text} {WHOLE_FLEET}", labels=ENGINE_LABELS)
+    for engine, value in values.items():
+        family.add_metric(labels_of(engine), value)
     return family
 
 
-def counter(name: str, text: str, values: Mapping[str, float]) -> Metric:
-    """Builds a counter of the fleet, with a value per model."""
-    family = CounterMetricFamily(name, f"{text} {WHOLE_FLEET}", labels=[MODEL_LABEL])
-    for model, value in values.items():
-        family.add_metric([model], value)
+def counter(name: str, text: str, values: Mapping[EngineKey, float]) -> Metric:
+    """Builds a counter of the fleet, with a value per engine."""
+    family = CounterMetricFamily(name, f"{text} {WHOLE_FLEET}", labels=ENGINE_LABELS)
+    for engine, value in values.items():
+        family.add_metric(labels_of(engine), value)
     return family
 
 
@@ -35,11 +42,11 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def histogram_family(name: str, text: str, snapshots: Mapping[str, HistogramSnapshot]) -> HistogramMetricFamily:
-    """Builds a histogram with a snapshot per model."""
-    family = HistogramMetricFamily(name, text, labels=[MODEL_LABEL])
-    for model, snapshot in snapshots.items():
-        add_snapshot(family, [model], snapshot)
+def histogram_family(name: str, text: str, snapshots: Mapping[EngineKey, HistogramSnapshot]) -> HistogramMetricFamily:
+    """Builds a histogram with a snapshot per engine."""
+    family = HistogramMetricFamily(name, text, labels=ENGINE_LABELS)
+    for engine, snapshot in snapshots.items():
+        add_snapshot(family, labels_of(engine), snapshot)
     return family
 
 

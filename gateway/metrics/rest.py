@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from gateway.metrics.prometheus import MODEL_LABEL, WHOLE_FLEET
+from gateway.metrics.prometheus import ENGINE_LABELS, WHOLE_FLEET, labels_of
 from gateway.services.fleet import Fleet
 from quire.sleep import SleepLevel
 
@@ -28,16 +28,16 @@ _STATES: Mapping[int, str] = MappingProxyType(
 
 
 def rest_metrics(prefix: str, fleet: Fleet) -> Iterator[Metric]:
-    """Reports how many workers of each model are in each state; with one worker, the values equal vLLM's."""
+    """Reports how many engines are in each state; with one per index, the values equal vLLM's."""
     family = GaugeMetricFamily(
         f"{prefix}engine_sleep_state",
         f"Number of engines awake, paused (or asleep at level 0), and asleep at levels 1 and 2. {WHOLE_FLEET}",
-        labels=[MODEL_LABEL, "sleep_state"],
+        labels=[*ENGINE_LABELS, "sleep_state"],
     )
-    for model, loads in fleet.loads.items():
+    for engine, loads in fleet.loads.items():
         counts = Counter(_state(load.status) for load in loads)
         for state in (_AWAKE, *_STATES.values()):
-            family.add_metric([model, state], counts[state])
+            family.add_metric([*labels_of(engine), state], counts[state])
     yield family
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.protocol.fleet import KvEventSource, WorkerView
 from gateway.requests.served_model import Adapter, ServedModel
@@ -33,6 +33,18 @@ _LOAD_SECONDS = 150.0  # to load an adapter on all workers
 _LIST_SECONDS = 2.0  # a router that takes longer counts as down, and the next one is asked
 
 
+class EngineKey(NamedTuple):
+    """Which workers count as one engine: those of a model that have the same data-parallel rank.
+
+    Attributes:
+        model: its main name.
+        rank: 0 without data parallelism.
+    """
+
+    model: str
+    rank: int
+
+
 class Fleet:
     """The workers, as last reported by a router."""
 
@@ -44,7 +56,7 @@ class Fleet:
         self._known = routers
         self._favourite: RouterSession | None = None  # the router that most recently reported ready workers
         self._told = router_pb2.ListWorkersResponse()
-        self._counters: dict[str, FleetCounters] = {}
+        self._counters: dict[EngineKey, FleetCounters] = {}
         self._aliases: Sequence[router_pb2.ModelAlias] = ()
         self._remembered: dict[str, tuple[common_pb2.ModelInfo, float]] = {}  # main name → model, time of the report
         # Served name → model: ready models first, then those that were ready recently; main names first. An alias maps
@@ -74,8 +86,8 @@ class Fleet:
     def _count(self) -> None:
         for worker in self.workers:
             if worker.model_info.served_model_names and worker.HasField("load"):
-                model = worker.model_info.served_model_names[0]
-                self._counters.setdefault(model, FleetCounters()).take(worker.address, worker.load.counters)
+                counters = self._counters.setdefault(engine_key(worker.model_info), FleetCounters())
+                counters.take(worker.address, worker.load.counters)
 
     async def _ask(self) -> router_pb2.ListWorkersResponse:
         """Returns the first answer with a ready worker; failing that, the first with any worker, or an empty one."""
@@ -122,16 +134,16 @@ class Fleet:
         return [worker for worker in self.workers if worker.state in _HEARD and worker.model_info.served_model_names]
 
     @property
-    def counters(self) -> Mapping[str, common_pb2.EngineCounters]:
-        """Counters by main model name: totals over all workers, including ones that have left. They never decrease."""
-        return {model: counters.total for model, counters in self._counters.items()}
+    def counters(self) -> Mapping[EngineKey, common_pb2.EngineCounters]:
+        """Totals of the engines' counters, including those of workers that have left. They never decrease."""
+        return {engine: counters.total for engine, counters in self._counters.items()}
 
     @property
-    def loads(self) -> Mapping[str, Sequence[common_pb2.EngineLoad]]:
-        """Loads by main model name, one per reachable worker."""
-        loads: dict[str, list[common_pb2.EngineLoad]] = {}
+    def loads(self) -> Mapping[EngineKey, Sequence[common_pb2.EngineLoad]]:
+        """Loads, one per reachable worker."""
+        loads: dict[EngineKey, list[common_pb2.EngineLoad]] = {}
         for worker in self.heard:
-            loads.setdefault(worker.model_info.served_model_names[0], []).append(worker.load)
+            loads.setdefault(engine_key(worker.model_info), []).append(worker.load)
         return loads
 
     @property
@@ -222,6 +234,11 @@ class Fleet:
         if found is None:
             raise wrong_runner(name or asked[0].main_name, asked[0].runner)
         return found
+
+
+def engine_key(info: common_pb2.ModelInfo) -> EngineKey:
+    """The key of a worker that has reported a model."""
+    return EngineKey(info.served_model_names[0], info.data_parallel_rank)
 
 
 async def _list_workers(router: RouterSession) -> router_pb2.ListWorkersResponse:

@@ -67,7 +67,7 @@ async def test_requests_are_counted_as_the_models_whatever_an_adapter_says_its_b
     before = await counted()
     await stack.complete(model="told", prompt="A", max_tokens=2)
     after = await counted()
-    name = 'vllm:request_success_total{finished_reason="length",model_name="fake"}'
+    name = 'vllm:request_success_total{engine="0",finished_reason="length",model_name="fake"}'
     assert after[name] == before.get(name, 0) + 1
 
 

@@ -434,5 +434,5 @@ async def test_metrics_and_request_ids(stack: Stack) -> None:
     assert seen.request_id == "mine"
     assert seen.tenant
     metrics = (await stack.gateway.client.get("/metrics")).text
-    assert 'vllm:request_success_total{finished_reason="stop",model_name="embedder"}' in metrics
-    assert 'vllm:request_prompt_tokens_count{model_name="embedder"}' in metrics
+    assert 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="embedder"}' in metrics
+    assert 'vllm:request_prompt_tokens_count{engine="0",model_name="embedder"}' in metrics

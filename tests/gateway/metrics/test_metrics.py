@@ -19,9 +19,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def figures(gateway: Gateway) -> dict[str, float]:
-    """Metric name plus labels (without model_name) → value, for the model `fake`."""
+    """Metric name plus labels (without model_name and engine) → value, for the model `fake`."""
     text = (await gateway.client.get("/metrics")).text
-    found = re.findall(r'^vllm:(\w+)\{(.*)model_name="fake"\} (\S+)$', text, re.M)
+    found = re.findall(r'^vllm:(\w+)\{engine="0",(.*)model_name="fake"\} (\S+)$', text, re.M)
     return {name + labels: float(value) for name, labels, value in found}
 
 
@@ -144,7 +144,7 @@ async def test_speculation(tokenizer_folder: Path) -> None:
         )  # fmt: skip
         text = (await stack.client.get("/metrics")).text
     for position, count in enumerate((5.0, 2.0, 2.0, 2.0)):
-        labels = f'{{model_name="fake",position="{position}"}}'
+        labels = f'{{engine="0",model_name="fake",position="{position}"}}'
         assert f"vllm:spec_decode_num_accepted_tokens_per_pos_total{labels} {count}" in text
     assert 'position="4"' not in text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from prometheus_client.registry import Collector
 
 from gateway.metrics.prometheus import counter, gauge, histogram_family
 from gateway.metrics.shared import SharedFigures, place_of
+from gateway.services.fleet import EngineKey
 from quire.histogram import Histogram
+
+ENGINE = EngineKey("m", 0)
 
 
 class Gateway(Collector):
@@ -26,15 +30,16 @@ class Gateway(Collector):
         self.shared = SharedFigures(self, lambda: self.running, place_of(str(folder), name))
 
     def collect(self) -> Iterator[Metric]:
-        yield histogram_family("seconds", "Own.", {"m": self.seconds.snapshot()})
-        yield counter("tokens", "Fleet.", {"m": self.fleet_tokens})
-        yield gauge("running", "Fleet.", {"m": self.running})
+        yield histogram_family("seconds", "Own.", {ENGINE: self.seconds.snapshot()})
+        yield counter("tokens", "Fleet.", {ENGINE: self.fleet_tokens})
+        yield gauge("running", "Fleet.", {ENGINE: self.running})
 
     def told(self) -> dict[str, float]:
         registry = CollectorRegistry()
         registry.register(self.shared)
         lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
-        return {line.rpartition(" ")[0].replace('model_name="m"', ""): float(line.rpartition(" ")[2]) for line in lines}
+        labels = re.compile('engine="0",|model_name="m"')
+        return {labels.sub("", line.rpartition(" ")[0]): float(line.rpartition(" ")[2]) for line in lines}
 
 
 def test_own_figures_add_up_and_the_fleets_do_not(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ async def test_a_search_for_beams_took_all_of_its_steps(start: Start) -> None:
     told = {span.name: span.attributes for span in tracer.spans()}["llm_request"]
     assert 4 * 0.005 <= told["gen_ai.latency.time_in_model_decode"] < told["gen_ai.latency.e2e"]
     # Choices that arrive whole have no time per token.
-    assert 'vllm:time_per_output_token_seconds_count{model_name="fake"} 0.0' in metrics
+    assert 'vllm:time_per_output_token_seconds_count{engine="0",model_name="fake"} 0.0' in metrics
 
 
 async def test_without_details_no_phases_and_without_a_client_its_own_trace(start: Start) -> None:
