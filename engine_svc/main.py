@@ -14,6 +14,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from engine_svc.config_formats.registry import find_model_config
+from engine_svc.core.log_stats import log_statistics
 from engine_svc.core.watchdog import EXIT_ENGINE_DIED, end_process, watch_steps
 from engine_svc.executor.base import Executor, create_executor
 from engine_svc.executor.external import obey, read_launch
@@ -138,7 +139,8 @@ async def _companions(
     server: GrpcServerOptions,
     security: RpcSecurityOptions,
 ) -> AsyncIterator[None]:
-    """Runs the background tasks of a serving worker: the step watchdog, the registrations and the KV publisher.
+    """Runs the background tasks of a serving worker: the step watchdog, the log of statistics, the registrations and
+    the KV publisher.
 
     Raises:
         StartupError: see KvPublisher.
@@ -146,6 +148,8 @@ async def _companions(
     place = Place(server.host, grpc_server.port, engine.registration.advertise_address, security.tls)
     jobs = [watch_steps(worker.loop.step_age, engine.watchdog, grpc_server.set_serving, end_process)]
     jobs.append(keep_registered(engine.registration.register_with, place, security))
+    if (interval := engine.log_stats.log_stats_interval_seconds) > 0:
+        jobs.append(log_statistics(worker.load_now, interval))
     if (events := engine.cache.events()).is_on:
         jobs.append(KvPublisher(events, worker).run())
     tasks = [asyncio.create_task(job) for job in jobs]

@@ -8,6 +8,7 @@ from quire.options.cache import CacheOptions
 from quire.options.generation import GenerationOptions
 from quire.options.kernels import KernelOptions
 from quire.options.load import LoadOptions
+from quire.options.log_stats import LogStatsOptions
 from quire.options.lora import LoraOptions
 from quire.options.model_form import ModelFormOptions
 from quire.options.multimodal import ImageEncoderOptions
@@ -37,4 +38,5 @@ class EngineOptions:
     parallel: ParallelOptions = ParallelOptions()
     upkeep: UpkeepOptions = UpkeepOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
+    log_stats: LogStatsOptions = LogStatsOptions()
     registration: RegistrationOptions = RegistrationOptions()
