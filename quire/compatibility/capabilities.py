@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from quire.options.structured_outputs import REFUSED_BACKENDS
+
 
 @dataclass(frozen=True)
 class Values:
@@ -65,6 +67,9 @@ VALUES: Mapping[str, Values] = MappingProxyType(
         "distributed-executor-backend": _values("ray mp uni external_launcher", "conformance/test_executors.py"),
         "attention-backend": _values("auto FLASH_ATTN FLASHINFER XFORMERS TORCH_SDPA", "conformance/test_attention.py"),
         "device": _values("cuda rocm cpu neuron openvino tpu xpu hpu", "gpu/test_gpu.py"),
+        "guided-decoding-backend": _values(
+            "auto guidance lm-format-enforcer outlines xgrammar", "conformance/test_structured_backends.py"
+        ),
         "scheduling-policy": _values("fcfs priority", "engine_svc/scheduler/test_scheduler.py"),
         "prefix-caching-hash-algo": _values(
             "builtin sha256 sha256_cbor sha256_cbor_64bit", "quire/options/vllm/test_flags.py"
@@ -97,7 +102,10 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "quantization": {
             "bitsandbytes NF4 and FP4": "engine_svc/quantization/test_bitsandbytes.py::codes_of_four_bits",
             "bitsandbytes 8-bit": "engine_svc/quantization/test_bitsandbytes.py::bytes",
-            "FP8 weights and inputs (W8A8)": "engine_svc/quantization/test_fp8.py::models",
+            "INT8 weights and inputs (W8A8)": "engine_svc/quantization/test_compressed_tensors.py::models",
+            "FP8 weights and inputs (W8A8)": (
+                "no effect: Such checkpoints are served, but their inputs stay in 16 or 32 bits."
+            ),
             "FP8 weights, 16-bit inputs (W8A16)": "engine_svc/quantization/test_compressed_tensors.py::models",
             "quantization of an unquantized checkpoint as it loads": "engine_svc/quantization/test_on_load.py::models",
             "method detected from quantization_config": (
@@ -110,7 +118,8 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "JSON schema": "integration/test_openai_sdk.py::parsed_into_a_model",
             "regular expression": "engine_svc/models/test_structured.py::all_that_has_finished_is_valid",
             "grammar": "integration/test_openai_sdk.py::a_grammar_is_followed",
-            "xgrammar, guidance, outlines, lm-format-enforcer": "conformance/test_structured_backends.py",
+            "xgrammar, guidance, outlines": "conformance/test_structured_backends.py",
+            "lm-format-enforcer": f"refused: {REFUSED_BACKENDS['lm-format-enforcer']}",
             "fallback to another backend": (
                 "tokenizer_svc/test_constraint_compiler.py::another_backend_takes_what_one_cannot_express"
             ),

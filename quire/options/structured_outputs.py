@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import msgspec
@@ -10,7 +12,14 @@ import msgspec
 from quire.errors import StartupError
 from quire.options.base import option
 
-BACKENDS = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
+BACKENDS = ("auto", "guidance", "xgrammar", "outlines")
+# Backends that other servers have → why Quire does not.
+REFUSED_BACKENDS: Mapping[str, str] = MappingProxyType(
+    {
+        "lm-format-enforcer": "It goes through the vocabulary in Python for each token, which would hold up every "
+        "other stream of its engine, and on an internal error it lets the output end, valid or not.",
+    }
+)
 
 
 class StructuredOutputsConfig(msgspec.Struct):
@@ -52,8 +61,9 @@ class StructuredOutputsOptions:
 
     structured_outputs_config: dict[str, Any] = structured_outputs_config_option()
     guided_decoding_backend: str | None = option(
-        None, "Backend that compiles and enforces constraints.", choices=BACKENDS, deprecated=_deprecated("backend")
-    )
+        None, "Backend that compiles and enforces constraints.", choices=BACKENDS, refused=REFUSED_BACKENDS,
+        deprecated=_deprecated("backend"),
+    )  # fmt: skip
     guided_decoding_disable_fallback: bool | None = option(
         None,
         "Refuses what the backend cannot express instead of trying another.",
@@ -68,8 +78,9 @@ class StructuredOutputsOptions:
         deprecated=_deprecated("disable_additional_properties"),
     )
     constraint_timeout_seconds: float = option(
-        1.5, "Maximum time to compile one constraint.", minimum=0.05, maximum=30.0
-    )
+        1.5, "Maximum time to compile one constraint.", minimum=0.05, maximum=30.0,
+        variables=("VLLM_REGEX_COMPILATION_TIMEOUT_S",),
+    )  # fmt: skip
     constraint_cache_bytes: int = option(
         512 * 2**20, "Memory of the tokenizer service for compiled constraints, in bytes. VLLM_XGRAMMAR_CACHE_MB is in "
         "MiB.", minimum=0, variables=("VLLM_XGRAMMAR_CACHE_MB",),
@@ -93,7 +104,9 @@ class StructuredOutputsOptions:
                 )
         chosen = msgspec.convert(config, StructuredOutputsConfig)
         if chosen.backend not in BACKENDS:
+            why = REFUSED_BACKENDS.get(chosen.backend, "It does not exist.")
             raise StartupError(
-                f"--structured-outputs-config has the backend {chosen.backend!r}; choose one of {', '.join(BACKENDS)}."
+                f"--structured-outputs-config has the backend {chosen.backend!r}. {why} Choose one of "
+                f"{', '.join(BACKENDS)}."
             )
         return chosen

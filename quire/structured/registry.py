@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import FailedPrecondition, InvalidRequest
+from quire.options.structured_outputs import REFUSED_BACKENDS
 from quire.structured.base import Backend
 from quire.structured.vocabulary import Vocabulary
 
@@ -25,11 +26,6 @@ BACKENDS: dict[str, BackendEntry] = {
     "guidance": BackendEntry("quire.structured.guidance:GuidanceBackend", "llguidance", "llguidance"),
     "xgrammar": BackendEntry("quire.structured.xgrammar:XGrammarBackend", "xgrammar", "quire[xgrammar]"),
     "outlines": BackendEntry("quire.structured.outlines:OutlinesBackend", "outlines_core", "quire[outlines]"),
-}
-# Backends that other servers have, and why Quire does not.
-REFUSED: dict[str, str] = {
-    "lm-format-enforcer": "it goes through the vocabulary in Python for each token, which would hold up every other "
-    "stream of its engine, and on an internal error it lets the output end, valid or not",
 }
 
 
@@ -74,9 +70,9 @@ def check_backend(name: str) -> None:
     Raises:
         InvalidRequest: there is no backend of that name.
     """
-    if name in REFUSED:
+    if name in REFUSED_BACKENDS:
         raise InvalidRequest(
-            f"Quire does not support the structured output backend {name}: {REFUSED[name]}. Choose one of "
+            f"Quire does not support the structured output backend {name}. {REFUSED_BACKENDS[name]} Choose one of "
             f"{', '.join(BACKENDS)}.",
             parameter="backend",
         )

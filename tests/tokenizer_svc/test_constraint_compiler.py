@@ -209,7 +209,7 @@ async def test_what_nobody_can_express(compiler: ConstraintCompiler, monkeypatch
 
 
 async def test_a_backend_that_is_refused_by_name(compiler: ConstraintCompiler) -> None:
-    with pytest.raises(InvalidRequest, match="backend lm-format-enforcer: it goes through the vocabulary in Python"):
+    with pytest.raises(InvalidRequest, match=r"backend lm-format-enforcer\. It goes through the vocabulary in Python"):
         await compiler.compile(asked(PERSON, backend="lm-format-enforcer"))
 
 
