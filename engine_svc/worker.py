@@ -152,8 +152,6 @@ class EngineWorker:
     def _build(self) -> SteppedEngine:
         """Builds the engine. Runs in the engine's thread, as do all calls of the executor."""
         self._options.lora.check()
-        if self._options.cache.kv_sharing_fast_prefill:
-            logger.warning("--kv-sharing-fast-prefill has no effect: prompts are always computed like that")
         try:
             folder = weights_folder(self._model, self._options.load)
             read_ahead(create_format(folder, self._options.load))

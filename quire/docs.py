@@ -22,9 +22,9 @@ its dashes). The flag takes precedence over the variable, the variable over the 
 * Flags can be written with underscores.
 
 vLLM's flags, keys and variables are recognized: one with a counterpart acts as it and says so, one without effect says
-so, and one that Quire does not support is refused with the reason. Variables named `QUIRE_…` that are not options are
-reported at startup. `QUIRE_PORT=tcp://…`, the variable that Kubernetes sets for a service named `quire`, is ignored
-with a warning.
+so, and one that Quire does not support is refused with the reason. Variables named `QUIRE_…` that are not options, and
+variables named `VLLM_…` that are not known, are reported at startup. `QUIRE_PORT=tcp://…`, the variable that Kubernetes
+sets for a service named `quire`, is ignored with a warning.
 
 | | |
 |---|---|

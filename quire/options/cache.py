@@ -85,10 +85,6 @@ class CacheOptions:
         "blocks, and which load them), kv_connector_extra_config (shared_storage_path, the folder, and max_gib, the "
         "size of its files beyond which those used least recently are deleted: 32).", schema=KvTransferConfig,
     )  # fmt: skip
-    kv_sharing_fast_prefill: bool = option(
-        False, "Has no effect, and says so at startup: layers that attend to another layer's keys and values always "
-        "compute only the rows of a prompt that are sampled from.",
-    )  # fmt: skip
     swap_space: float = option(
         0.0, "GiB of host memory per rank for KV blocks and saved states of recurrent layers that are evicted from the "
         "device; they are copied back when a prompt or a preempted request needs them.", minimum=0, maximum=1 << 20,

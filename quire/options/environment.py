@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import click
 
 from quire.options.base import ENVIRONMENT_PREFIX, OptionField
-from quire.options.nearest import nearest
+from quire.options.nearest import nearest, nearest_name
 from quire.options.vllm.answer import Kind
 from quire.options.vllm.translation import answer_to
-from quire.options.vllm.variables import WITHOUT_EFFECT, value_of
+from quire.options.vllm.variables import READ_ELSEWHERE, WITHOUT_EFFECT, value_of, why_without_effect
 
-# Variables that Kubernetes sets in every pod when a service is called `quire`, or `quire-` plus something.
-_OF_KUBERNETES = re.compile(r"QUIRE_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")
+_VLLM = "VLLM_"
+# Variables that Kubernetes sets in every pod when a service is called `quire` or `vllm`, or that plus a dash and more.
+_OF_KUBERNETES = re.compile(r"(QUIRE|VLLM)_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")
 # Variables that are not options: the supervisor's, and compose.yaml's.
 _OTHERS = re.compile(r"QUIRE_(SUPERVIS.*|CONFIG|MODEL_DIR|MODEL_NAME|BIND|ENGINES|TENSOR_PARALLEL)")
 
@@ -25,7 +26,7 @@ def heed_variables(
     known: Callable[[], Collection[str]],
     tell: Callable[[str], None],
 ) -> None:
-    """Reports, one per line, the variables that stand for an option under vLLM's name, and those without effect.
+    """Reports the variables that stand for an option under vLLM's name, and those without effect.
 
     Args:
         fields: the command's options by name.
@@ -45,9 +46,23 @@ def heed_variables(
         for name in field.metadata["variables"]:
             if field.environment_variable not in given and value_of(name, given):
                 tell(f"{name} is read as {field.environment_variable}.")
+    others = []
     for name in given:
-        if name in WITHOUT_EFFECT:
-            tell(f"{name} has no effect. {WITHOUT_EFFECT[name]}")
+        if why := why_without_effect(name):
+            tell(f"{name} has no effect. {why}")
+        elif name.startswith(_VLLM) and name not in READ_ELSEWHERE and not _OF_KUBERNETES.fullmatch(name):
+            others.append(name)
+    if others:
+        _report_unknown(others, known(), tell)
+
+
+def _report_unknown(given: Iterable[str], read: Collection[str], tell: Callable[[str], None]) -> None:
+    """Reports in one line the variables named like vLLM's that no command reads."""
+    names = {name.removeprefix(_VLLM): name for name in (*read, *WITHOUT_EFFECT) if name.startswith(_VLLM)}
+    similar = {name: nearest_name(name.removeprefix(_VLLM), names) for name in given if name not in read}
+    shown = [f"{name} (did you mean {names[close]}?)" if close else name for name, close in similar.items()]
+    if shown:
+        tell(f"Not known to Quire, and without effect: {', '.join(shown)}.")
 
 
 def _check_own(

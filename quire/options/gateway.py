@@ -154,8 +154,9 @@ class GatewayOptions:
         "videos or audio.", minimum=1024,
     )  # fmt: skip
     max_choices_per_request: int = option(
-        1024, "Maximum number of choices per request: its prompts times n.", minimum=1, maximum=16384
-    )
+        1024, "Maximum number of choices per request: its prompts times n.", minimum=1, maximum=16384,
+        variables=("VLLM_MAX_N_SEQUENCES",),
+    )  # fmt: skip
     max_tokens_per_request: int = option(
         2**24, "Maximum number of tokens per request: those of its prompts, plus max_tokens for each choice (if not "
         "set, what fits the model).", minimum=1,

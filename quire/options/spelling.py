@@ -3,7 +3,7 @@
 `--max_model_len` is `--max-model-len`. A key of an option that is a JSON object may be a flag of its own:
 `--speculative-config.method ngram` is `--speculative-config '{"method": "ngram"}'`, added to what the object has; a
 key with a plus sign adds to the list that it has: `--json.names+ a`, `--json.names+=b,c`. `-O3`, `-O 3`, `-O.level=3`
-and `-O={"level": 3}` are `--compilation-config.level 3`.
+and `-O={"level": 3}` are `--compilation-config.level 3`, and so are those with `-cc` for `-O`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def spell_out(arguments: list[str], objects: Collection[str]) -> list[str]:
 
 
 def spell_out_levels(arguments: Sequence[str]) -> list[str]:
-    """The arguments with --compilation-config instead of `-O`."""
+    """The arguments with --compilation-config instead of `-O` and `-cc`."""
     spelled: list[str] = []
     for index, word in enumerate(arguments):
         if word == "--":
@@ -57,7 +57,7 @@ def spell_out_levels(arguments: Sequence[str]) -> list[str]:
         elif word == "-O" and re.fullmatch(r"\d+", arguments[index + 1] if index + 1 < len(arguments) else ""):
             spelled.append(f"{_LEVELS}.level")
         else:
-            spelled.append(_LEVELS + word[2:] if re.match(r"-O([.=]|$)", word) else word)
+            spelled.append(re.sub(r"^-(O|cc)(?=[.=]|$)", _LEVELS, word))
     return spelled
 
 

@@ -17,9 +17,46 @@ _ADAPTERS = (
 )
 _NODES = "With --distributed-executor-backend ray, several machines compute one model; leave it out."
 _TOKENIZERS = "The tokenizer is a separate service, with one thread per core; --tokenizer-address adds replicas."
+_RECOVERY = "The router always moves the requests of a lost worker to others, and the supervisor restarts it."
+_SUPERVISOR = "It belongs to --data-parallel-multi-port-external-lb, which Quire does not implement."
+_COHERE = "It is for /cohere/v2/chat, which Quire does not serve; /v1/chat/completions is for all models."
+_FINGERPRINTS = (
+    "In answers, system_fingerprint is always a hash of everything that decides which tokens a model generates."
+)
+_KERNELS = "Each operation has one kernel for each kind of device and weights."
+_RECURRENT_KERNELS = "Recurrent layers have one kernel for each kind of device."
+_ROUNDING = "States of recurrent layers are rounded to the nearest value; by default they are float32."
+_NUMA = "Set the processors of CPU ranks by --cpu-threads-bind, such as 0-31|32-63; run GPU ranks under numactl."
+_OFFLOAD = "Use --cpu-offload-gb: it keeps whole layers in host memory, and copies each while the one before computes."
+_ENCODER_SERVERS = "Quire encodes images, videos and audio in the workers that generate; leave it out."
+_ENCODER_KERNELS = "Encoders use the same data type and kernels as the rest of the model."
+_ENCODER_SCALES = "Encoders do not compute in FP8; leave it out."
+_PREPARED = "The tokenizer service prepares images, videos and audio on CPUs, and sends them over its own connections."
+_READ_AHEAD = "The operating system reads weight files ahead while the model loads."
+_NO_SUCH_METRICS = "Quire does not measure this; docs/architecture.md lists the metrics."
+_NO_COMPILER = "Quire does not compile while it serves."
 
 _SERVER: Mapping[str, Answer] = {
-    "disable-log-stats": no_effect("Quire logs no periodic statistics; they are in /metrics.", switch=True),
+    "disable-log-stats": acts_as("--log-stats-interval-seconds", fixed="0", switch=True),
+    "aggregate-engine-logging": no_effect("Each engine logs its own statistics; /metrics has the sums.", switch=True),
+    "fail-on-environ-validation": no_effect("Unknown variables are reported when a command starts.", switch=True),
+    "tokens-only": refused(
+        "Use --skip-tokenizer-init and --enable-scale-out: there is then no text, and /inference/v1/generate takes and "
+        "returns token ids."
+    ),
+    "grpc": refused("The gateway speaks HTTP; the services behind it speak gRPC as described in protos/quire/v1."),
+    "enable-per-request-metrics": no_effect(
+        "Answers carry no times; with --otlp-traces-endpoint, each request's trace has them.", switch=True
+    ),
+    "fingerprint-mode": no_effect(_FINGERPRINTS, taken=("full", "hash")),
+    "fingerprint-value": no_effect(_FINGERPRINTS),
+    "enable-flash-late-interaction": no_effect(
+        "Scores of late interaction are always computed by the worker.", switch=True
+    ),
+    "ssl-ciphers": refused("TLS uses the ciphers of Python's default context; put a proxy in front to restrict them."),
+    "enable-offline-docs": no_effect("The page /docs needs nothing from the Internet.", switch=True),
+    "cohere-is-reasoning-model": no_effect(_COHERE, switch=True),
+    "cohere-format": no_effect(_COHERE),
     "disable-log-requests": no_effect("Requests are logged only with --enable-log-requests.", switch=True),
     "disable-frontend-multiprocessing": refused(
         "By design, gateway, tokenizer, router and engines are separate processes, so that none takes another down "
@@ -36,6 +73,47 @@ _SERVER: Mapping[str, Answer] = {
 }
 
 _MODEL: Mapping[str, Answer] = {
+    "renderer-num-workers": no_effect(_TOKENIZERS, taken=("1",)),
+    "enable-return-routed-experts": refused(
+        "Quire does not record which experts a token was routed to; leave it out."
+    ),
+    "return-sampling-mask": refused("Quire does not return which tokens could be sampled; use logprobs."),
+    "reasoning-config": refused(
+        "The tokens that delimit reasoning follow from --reasoning-parser; requests may limit it with "
+        "thinking_token_budget.",
+        taken=("{}",),
+    ),
+    "weight-transfer-config": refused(
+        "Weights do not change while requests run. Start workers with the new weights beside the old ones, under one "
+        "router; or replace the files while the engine sleeps at level 2 (docs/admin.md).",
+        taken=("{}",),
+    ),
+    "diffusion-config": refused("Quire generates text token by token, and has no diffusion models.", taken=("{}",)),
+    "ec-transfer-config": refused(_ENCODER_SERVERS),
+    "ec-manager-config": refused(_ENCODER_SERVERS),
+    "afd-config": refused("Attention and experts of a layer are computed by the same ranks; leave it out."),
+    "kernel-config": no_effect(_KERNELS, taken=("{}",)),
+    "linear-backend": no_effect(_KERNELS, taken=("auto",)),
+    "ir-op-priority": no_effect(_KERNELS, taken=("{}",)),
+    "enable-bf16x3-router-gemm": no_effect(_KERNELS, switch=True),
+    "gdn-prefill-backend": no_effect(_RECURRENT_KERNELS),
+    "kda-prefill-backend": no_effect(_RECURRENT_KERNELS, taken=("auto",)),
+    "mamba-backend": no_effect(_RECURRENT_KERNELS),
+    "mamba-ssu-algorithm": no_effect(_RECURRENT_KERNELS),
+    "quantization-config": refused(
+        "Choose a method with --quantization; its details come from the checkpoint.", taken=("{}",)
+    ),
+    "allow-deprecated-quantization": no_effect("No method is deprecated.", switch=True),
+    "model-class-overrides": refused(
+        "The family of a model follows from its config.json; --hf-overrides can change its architectures.",
+        taken=("{}",),
+    ),
+    "use-fp64-gumbel": no_effect("Sampling has one precision.", switch=True),
+    "enable-trace-replay": refused("Quire does not replay recorded traces; leave it out."),
+    "enable-cumem-allocator": no_effect("Memory can be released with --enable-sleep-mode.", switch=True),
+    "enable-nccl-comm-suspend": no_effect("An engine that sleeps keeps its connections.", switch=True),
+    "safetensors-prefetch-num-threads": no_effect(_READ_AHEAD),
+    "safetensors-prefetch-block-size": no_effect(_READ_AHEAD),
     "performance-mode": no_effect("There is one mode, for few requests and for many."),
     "enable-flashinfer-autotune": no_effect("Quire's kernels need no tuning while a worker starts.", switch=True),
     "attention-config": refused("Choose a backend with --attention-backend; leave it out.", taken=("{}",)),
@@ -84,6 +162,37 @@ _MODEL: Mapping[str, Answer] = {
 }  # fmt: skip
 
 _PARALLEL: Mapping[str, Answer] = {
+    "prefill-context-parallel-size": refused(
+        "Prompts are divided by --tensor-parallel-size and --pipeline-parallel-size; workers of their own may compute "
+        "them with --kv-transfer-config.",
+        taken=("1",),
+    ),
+    "dcp-comm-backend": no_effect("Context ranks have one way to combine their results."),
+    "dcp-q-replicate": no_effect("Context ranks have one way to combine their results.", switch=True),
+    "dcp-kv-cache-interleave-size": no_effect("Context ranks take single positions in turn.", taken=("1",)),
+    "cp-kv-cache-interleave-size": no_effect("Context ranks take single positions in turn.", taken=("1",)),
+    "enable-elastic-ep": no_effect(
+        "POST /scale_elastic_ep of --admin-port always changes the number of engines.", switch=True
+    ),
+    "enable-ep-weight-filter": no_effect("A rank reads only the experts that it computes.", switch=True),
+    "enable-batch-sharded-sampling": no_effect("It does not change what is sampled.", switch=True),
+    "ubatch-size": no_effect("Steps run in two halves with --enable-dbo.", taken=("0", "2")),
+    "dp-sync-interval": no_effect("Ranks synchronize as their devices allow."),
+    "enable-fault-tolerance": no_effect(_RECOVERY, switch=True),
+    "fault-tolerance-config": no_effect(_RECOVERY),
+    "distributed-timeout-seconds": no_effect("A step may take --step-timeout-seconds."),
+    "cpu-distributed-timeout-seconds": no_effect("A step may take --step-timeout-seconds."),
+    "numa-bind": no_effect(f"CPU ranks are bound to their own nodes by default. {_NUMA}", switch=True),
+    "numa-bind-nodes": refused(_NUMA),
+    "numa-bind-cpus": refused(_NUMA),
+    "device-ids": refused("Set CUDA_VISIBLE_DEVICES, whose GPUs the engines share out."),
+    "data-parallel-multi-port-external-lb": refused(
+        "Start one stack for each rank, with --data-parallel-rank and a --port of its own, behind your load balancer."
+    ),
+    "data-parallel-supervisor-port": no_effect(_SUPERVISOR),
+    "dp-supervisor-probe-interval-s": no_effect(_SUPERVISOR),
+    "dp-supervisor-probe-timeout-s": no_effect(_SUPERVISOR),
+    "dp-supervisor-probe-failure-threshold": no_effect(_SUPERVISOR),
     "moe-backend": no_effect("Experts have one kernel for each kind of weights.", taken=("auto",)),
     "data-parallel-external-lb": no_effect("It follows from --data-parallel-rank.", switch=True),
     "disable-nccl-for-dp-synchronization": no_effect("Ranks synchronize as their devices allow.", switch=True),
@@ -99,6 +208,29 @@ _PARALLEL: Mapping[str, Answer] = {
 }  # fmt: skip
 
 _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
+    "kv-sharing-fast-prefill": no_effect(
+        "Layers that attend to another layer's keys and values always compute only the rows of a prompt that are "
+        "sampled from.",
+        switch=True,
+    ),
+    "kv-cache-dtype-skip-layers": refused("All layers have the same --kv-cache-dtype; leave it out."),
+    "prefix-cache-retention-interval": no_effect("Blocks are kept until their memory is needed."),
+    "prefix-match-unit": no_effect("Prompts share whole blocks, of --block-size tokens."),
+    "use-replayssm": no_effect(_RECURRENT_KERNELS, switch=True),
+    "replayssm-buffer-len": no_effect(_RECURRENT_KERNELS),
+    "enable-mamba-cache-stochastic-rounding": no_effect(_ROUNDING, switch=True),
+    "mamba-cache-philox-rounds": no_effect(_ROUNDING),
+    "offload-backend": no_effect(_OFFLOAD, taken=("auto", "prefetch")),
+    "offload-group-size": refused(_OFFLOAD, taken=("0",)),
+    "offload-num-in-group": refused(_OFFLOAD, taken=("1",)),
+    "offload-prefetch-step": refused(_OFFLOAD, taken=("1",)),
+    "offload-params": refused(_OFFLOAD),
+    "cpu-offload-params": refused(_OFFLOAD),
+    "max-num-scheduled-tokens": acts_as("--max-num-batched-tokens"),
+    "max-num-queued-tokens": acts_as("--max-queued-tokens"),
+    "scheduler-reserve-full-isl": no_effect("A sequence that runs out of blocks is preempted.", switch=True),
+    "watermark": no_effect("A sequence that runs out of blocks is preempted.", taken=("0", "0.0")),
+    "prefill-schedule-interval": no_effect("Every step may compute prompts.", taken=("1",)),
     "prefix-caching-hash-algo": no_effect(
         "Blocks are always hashed with SHA-256 over their tokens, the same in every process; nothing is pickled."
     ),
@@ -127,6 +259,22 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
 }  # fmt: skip
 
 _MULTIMODAL: Mapping[str, Answer] = {
+    "enable-mm-embeds": refused(
+        "Requests bring images, videos and audio, not their embeddings; --enable-prompt-embeds is for embeddings of "
+        "whole prompts."
+    ),
+    "mm-encoder-only": refused(_ENCODER_SERVERS),
+    "mm-encoder-attn-backend": no_effect(_ENCODER_KERNELS),
+    "mm-encoder-attn-dtype": no_effect(_ENCODER_KERNELS),
+    "mm-encoder-fp8-scale-path": refused(_ENCODER_SCALES),
+    "mm-encoder-fp8-scale-save-path": refused(_ENCODER_SCALES),
+    "mm-encoder-fp8-scale-save-margin": refused(_ENCODER_SCALES),
+    "mm-hasher-algorithm": no_effect("Images, videos and audio are hashed with SHA-256.", taken=("sha256",)),
+    "mm-tensor-ipc": no_effect(_PREPARED),
+    "mm-ipc-gpu-memory-gb": no_effect(_PREPARED, taken=("0",)),
+    "mm-processor-device": no_effect(_PREPARED, taken=("auto", "cpu")),
+    "mm-device-do-normalize": no_effect(_PREPARED, switch=True),
+    "video-pruning-method": no_effect("Tokens are pruned as in EVS: --video-pruning-rate.", taken=("evs",)),
     "disable-mm-preprocessor-cache": acts_as("--mm-processor-cache-gb", fixed="0", switch=True),
     "language-model-only": acts_as("--limit-mm-per-prompt", fixed="image=0,video=0,audio=0", switch=True),
     "mm-processor-cache-type": no_effect(_MEDIA_CACHES),
@@ -145,6 +293,14 @@ _MULTIMODAL: Mapping[str, Answer] = {
 }
 
 _ADAPTERS_OF_ALL_KINDS: Mapping[str, Answer] = {
+    "lora-target-modules": refused("An adapter applies to the modules that it has weights for; leave it out."),
+    "enable-tower-connector-lora": refused(
+        "Adapters apply to the language model, not to encoders. Leave it out, and merge such an adapter into its base "
+        "model."
+    ),
+    "enable-moe-shared-loras": refused("An adapter of experts needs weights for each expert; leave it out."),
+    "enable-mixed-moe-lora-format": no_effect("Each adapter is read in its own format.", switch=True),
+    "specialize-active-lora": no_effect("Each step computes only the adapters that its rows use.", switch=True),
     "enable-lora-bias": refused(
         "It no longer exists in vLLM either: biases are not a low-rank part of a model. Leave it out, and merge an "
         "adapter with biases into its base model."
@@ -190,10 +346,24 @@ _SPECULATION: Mapping[str, Answer] = {
     ),
 }
 
+_OBSERVABILITY: Mapping[str, Answer] = {
+    "kv-cache-metrics": no_effect(_NO_SUCH_METRICS, switch=True),
+    "kv-cache-metrics-sample": no_effect(_NO_SUCH_METRICS),
+    "cudagraph-metrics": no_effect(_NO_SUCH_METRICS, switch=True),
+    "enable-mfu-metrics": no_effect(_NO_SUCH_METRICS, switch=True),
+    "per-request-spec-decode-metrics": no_effect(
+        "Acceptance is measured over all requests: spec_decode_* in /metrics."
+    ),
+    "enable-logging-iteration-details": no_effect("Steps are measured in /metrics, and not logged.", switch=True),
+    "enable-layerwise-nvtx-tracing": no_effect("POST /start_profile of --admin-port profiles by layer.", switch=True),
+    "jit-monitor-mode": no_effect(_NO_COMPILER),
+    "jit-monitor-verbose": no_effect(_NO_COMPILER, switch=True),
+}
+
 ANSWERS: Mapping[str, Answer] = MappingProxyType(
     {
         **_SERVER, **_MODEL, **_PARALLEL, **_CACHE_AND_SCHEDULER, **_MULTIMODAL, **_ADAPTERS_OF_ALL_KINDS,
-        **_SPECULATION,
+        **_SPECULATION, **_OBSERVABILITY,
     }
 )  # fmt: skip
 
@@ -204,6 +374,10 @@ SHORT_NAMES: Mapping[str, str] = MappingProxyType(
         "-dp": "data-parallel-size", "-dpn": "data-parallel-rank", "-dpr": "data-parallel-start-rank",
         "-dpl": "data-parallel-size-local", "-dpa": "data-parallel-address", "-dpp": "data-parallel-rpc-port",
         "-dpb": "data-parallel-backend", "-asc": "api-server-count", "-spec-draft-tp": "spec-draft-tp",
+        "-dph": "data-parallel-hybrid-lb", "-dpe": "data-parallel-external-lb",
+        "-dpm": "data-parallel-multi-port-external-lb", "-pcp": "prefill-context-parallel-size",
+        "-ep": "enable-expert-parallel", "-n": "nnodes", "-r": "node-rank",
+        "-ac": "attention-config", "-sc": "speculative-config", "-dc": "diffusion-config",
         "-q": "quantization", "-h": "help",
     }
 )  # fmt: skip

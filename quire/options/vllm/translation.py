@@ -51,18 +51,24 @@ def translate(arguments: Sequence[str], own: Collection[str], tell: Callable[[st
         if word == "--":
             return [*successors, *rest, *arguments[following - 1 :]]
         flag, equals, value = word.partition("=")
-        name = flag[2:] if flag.startswith("--") else SHORT_NAMES.get(flag, "")
+        name = flag[2:] if flag.startswith("--") else _long_name(flag)
         answer = answer_to(name, own)
         if _turns_off(name, own):
             continue
         if answer is None:
-            is_short = f"--{name}" in own and not flag.startswith("--")
+            is_short = f"--{name.partition('.')[0]}" in own and not flag.startswith("--")
             rest.append(f"--{name}{equals}{value}" if is_short else word)
             continue
         if not equals and not answer.switch:
             value = next(words)[1] if _is_value(arguments[following : following + 1]) else "true"
         successors += heed(answer, flag, name, value, tell)
     return [*successors, *rest]
+
+
+def _long_name(flag: str) -> str:
+    """The name for a short one, whose object may be followed by a key (`-sc.method`); empty if there is none."""
+    head, dot, key = flag.partition(".")
+    return f"{SHORT_NAMES[head]}{dot}{key}" if head in SHORT_NAMES else ""
 
 
 def _turns_off(name: str, own: Collection[str]) -> bool:

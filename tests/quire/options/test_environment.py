@@ -59,6 +59,14 @@ def run(*arguments: str, env: Mapping[str, str] | None = None) -> Result:
          lambda kept: kept["engine"].parallel.executor.disable_custom_all_reduce),
         ("VLLM_ENGINE_ITERATION_TIMEOUT_S", "7", "QUIRE_STEP_TIMEOUT_SECONDS",
          lambda kept: kept["engine"].watchdog.step_timeout_seconds == 7),
+        ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "7", "QUIRE_STEP_TIMEOUT_SECONDS",
+         lambda kept: kept["engine"].watchdog.step_timeout_seconds == 7),
+        ("VLLM_REGEX_COMPILATION_TIMEOUT_S", "7", "QUIRE_CONSTRAINT_TIMEOUT_SECONDS",
+         lambda kept: kept["tokenizer"].structured_outputs.constraint_timeout_seconds == 7),
+        ("VLLM_MAX_N_SEQUENCES", "7", "QUIRE_MAX_CHOICES_PER_REQUEST",
+         lambda kept: kept["gateway"].max_choices_per_request == 7),
+        ("VLLM_LOG_STATS_INTERVAL", "7", "QUIRE_LOG_STATS_INTERVAL_SECONDS",
+         lambda kept: kept["engine"].log_stats.log_stats_interval_seconds == 7),
     ],
 )  # fmt: skip
 def test_a_variable_of_vllm_acts(name: str, text: str, option: str, read: Callable[[Any], bool]) -> None:
@@ -72,9 +80,23 @@ def test_a_variable_that_says_no_is_none() -> None:
     assert KEPT["engine"].load.load_format == "auto"
 
 
-@pytest.mark.parametrize("name", [*WITHOUT_EFFECT])
-def test_a_variable_without_effect_says_why(name: str) -> None:
-    assert run(env={name: "1"}).output == f"warning: {name} has no effect. {WITHOUT_EFFECT[name]}\n"
+def test_variables_without_effect_say_why() -> None:
+    given = {name.replace("*", "ANYTHING"): why for name, why in WITHOUT_EFFECT.items()}
+    said = run(env=dict.fromkeys(given, "1")).output.splitlines()
+    assert sorted(said) == sorted(f"warning: {name} has no effect. {why}" for name, why in given.items())
+
+
+def test_variables_of_vllm_that_are_not_known_are_named_in_one_line() -> None:
+    output = run(env={"VLLM_LOGGIN_LEVEL": "debug", "VLLM_QQQQ": "1", "VLLM_ROUTER_SERVICE_HOST": "10.0.0.1"}).output
+    assert output == (
+        "warning: Not known to Quire, and without effect: VLLM_LOGGIN_LEVEL (did you mean VLLM_LOGGING_LEVEL?), "
+        "VLLM_QQQQ.\n"
+    )
+
+
+def test_a_variable_of_another_command_is_no_unknown_one() -> None:
+    result = CliRunner().invoke(cli, ["engine", "--show-config"], env={"VLLM_API_KEY": "k"})
+    assert (result.exit_code, result.stderr) == (0, "")
 
 
 def test_variables_of_others_are_passed_over() -> None:

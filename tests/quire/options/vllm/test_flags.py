@@ -91,11 +91,11 @@ def test_each_parses_or_is_answered(flag: VllmFlag) -> None:
 
 
 def test_all_that_are_current_are_offered() -> None:
-    """`quire serve` offers all 202 current flags."""
+    """`quire serve` offers all 311 current flags."""
     shown = run("--help=all").output
     current = [flag.name for flag in vllm_flags().values() if flag.current]
     offered = [name for name in current if f"--{name}" in shown or name in ("help", "config")]
-    assert (len(vllm_flags()), len(current), len(offered)) == (251, 202, 202)
+    assert (len(vllm_flags()), len(current), len(offered)) == (360, 311, 311)
 
 
 @pytest.mark.parametrize("name", [*ANSWERS])
@@ -114,6 +114,7 @@ def test_an_answer_is_in_whole_sentences(name: str) -> None:
         ("-pp", "1", "-dcp", "1", "--data-parallel-backend", "mp", "--no-enable-eplb", "--no-trust-remote-code"),
         ("--preemption-mode", "recompute", "--worker-cls=auto", "--worker-extension-cls", ""),
         ("--tokenizer-pool-size", "0", "--additional-config", "{}", "--no-enable-log-requests"),
+        ("-pcp", "1", "--renderer-num-workers=1", "--offload-backend", "auto", "--no-enable-return-routed-experts"),
     ],
 )
 def test_what_is_so_anyway_is_taken_in_silence(arguments: tuple[str, ...]) -> None:
@@ -139,6 +140,12 @@ def test_what_is_so_anyway_is_taken_in_silence(arguments: tuple[str, ...]) -> No
         (("--disable-async-output-proc",), lambda kept: not kept["engine"].scheduler.async_scheduling),
         (("--max-model-len", "auto"), lambda kept: kept["engine"].form.max_model_len is None),
         (("--max-model-len", "25.6k"), lambda kept: kept["engine"].form.max_model_len == 25600),
+        (("-ep",), lambda kept: kept["engine"].parallel.experts.enable_expert_parallel),
+        (("-sc.method", "ngram", "-sc.num_speculative_tokens=3"),
+         lambda kept: kept["engine"].speculative.chosen().num_speculative_tokens == 3),
+        (("-cc.mode=3", "-cc", '{"cudagraph_mode": "NONE"}'), lambda kept: kept["engine"].kernels.enforce_eager),
+        (("--max-num-queued-tokens", "9"), lambda kept: kept["router"].max_queued_tokens == 9),
+        (("--disable-log-stats",), lambda kept: kept["engine"].log_stats.log_stats_interval_seconds == 0),
         (("-O3",), lambda kept: not kept["engine"].kernels.enforce_eager),
         (("-O", "3"), lambda kept: kept["model"].model == "model"),
         (("-O.level=3", "-O.cudagraph_capture_sizes+=1,2", "-O.cudagraph_capture_sizes+", "8"),
