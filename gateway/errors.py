@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from http import HTTPStatus
 from typing import Any
 
@@ -21,7 +22,7 @@ from quire.rpc.context import current_request_id
 logger = logging.getLogger(__name__)
 
 # A sooner retry would find the queue just as full.
-_RETRY_AFTER_SECONDS = 1
+_LEAST_RETRY_SECONDS = 1.0
 _MAX_MESSAGE = 2000
 _MESSAGES = b"/v1/messages"
 # Error types by status; statuses not listed are api_error.
@@ -104,9 +105,10 @@ def error_response(error: QuireError, scope: Scope) -> Response:
 
 
 def _retry_after(error: Overloaded | Unavailable) -> int:
-    """Returns the whole seconds after which a retry makes sense."""
-    seconds = error.retry_after_seconds if isinstance(error, RateLimited) else _RETRY_AFTER_SECONDS
-    return max(_RETRY_AFTER_SECONDS, math.ceil(seconds))
+    """Returns the whole seconds after which a retry makes sense. Clients that were refused together are told different
+    times, up to twice as long, so that they do not return together; the limit of a key concerns only its owner."""
+    seconds = max(_LEAST_RETRY_SECONDS, error.retry_after_seconds if isinstance(error, Overloaded) else 0.0)
+    return math.ceil(seconds) if isinstance(error, RateLimited) else round(seconds * random.uniform(1.0, 2.0))  # noqa: S311
 
 
 def stopping() -> Unavailable:

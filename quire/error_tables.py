@@ -52,6 +52,8 @@ TABLE: dict[type[QuireError], Mapping] = {
 _CLASS_BY_CODE: dict[grpc.StatusCode, type[QuireError]] = {
     mapping.grpc_code: cls for cls, mapping in TABLE.items() if cls.__base__ is QuireError
 }
+# Those that share their code with their base class.
+_CLASS_BY_REASON: dict[str, type[QuireError]] = {cls.reason: cls for cls in (ContextTooLong, RateLimited)}
 
 
 def mapping_of(error: QuireError) -> Mapping:
@@ -59,8 +61,16 @@ def mapping_of(error: QuireError) -> Mapping:
     return next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
 
 
-def from_status(code: grpc.StatusCode, message: str, *, reason: str = "", parameter: str = "") -> QuireError:
-    """The error that a gRPC status stands for; codes that Quire never sends become Internal."""
-    if reason == ContextTooLong.reason:
-        return ContextTooLong(message, parameter=parameter)
-    return _CLASS_BY_CODE.get(code, Internal)(message, parameter=parameter, reason=reason)
+def from_status(
+    code: grpc.StatusCode, message: str, *, reason: str = "", parameter: str = "", retry_after_seconds: float = 0.0
+) -> QuireError:
+    """The error that a gRPC status stands for; codes that Quire never sends become Internal.
+
+    Args:
+        retry_after_seconds: see `Overloaded`; 0 if the status does not say.
+    """
+    cls = _CLASS_BY_REASON.get(reason) or _CLASS_BY_CODE.get(code, Internal)
+    error = cls(message, parameter=parameter, reason=reason)
+    if isinstance(error, Overloaded) and retry_after_seconds:
+        error.retry_after_seconds = retry_after_seconds
+    return error

@@ -71,15 +71,19 @@ class FailedPrecondition(QuireError):
 class Overloaded(QuireError):
     reason = "OVERLOADED"
 
-
-class RateLimited(Overloaded):
-    reason = "RATE_LIMITED"
-
     def __init__(
         self, message: str, *, parameter: str = "", reason: str = "", retry_after_seconds: float = 1.0
     ) -> None:
+        """
+        Args:
+            retry_after_seconds: the time after which there may be room, as far as that is known.
+        """
         super().__init__(message, parameter=parameter, reason=reason)
         self.retry_after_seconds = retry_after_seconds
+
+
+class RateLimited(Overloaded):
+    reason = "RATE_LIMITED"
 
 
 class Unavailable(QuireError):

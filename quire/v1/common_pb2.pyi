@@ -367,16 +367,18 @@ class GenerationUsage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., router_queue_seconds: _Optional[float] = ...) -> None: ...
 
 class RequestError(_message.Message):
-    __slots__ = ("code", "reason", "message", "parameter")
+    __slots__ = ("code", "reason", "message", "parameter", "retry_after_ms")
     CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     code: int
     reason: str
     message: str
     parameter: str
-    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., parameter: _Optional[str] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., parameter: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint", "prompt_embeds_size", "batch_invariant", "cpu_kernels", "state_bytes", "adapters", "max_loras", "draft_cache_bytes", "runner", "pooling", "data_parallel_rank", "lockstep_ranks", "accepts_images", "accepts_videos", "accepts_audio", "num_snapshots", "num_host_blocks", "num_host_snapshots", "kv_role")

@@ -121,12 +121,15 @@ class WaitingRoom(Generic[Waiting]):
         stream.waiting_since = self._clock.time()
         for victim in victims:
             self._end_wait(victim)
+            # As long as the queue stays as it is, a new request waits as long as the one whose turn it is has waited.
+            wait = self._clock.time() - queue.peek()[0].item.waiting_since if len(queue) else 0.0
             self._fail(
                 victim,
                 Overloaded(
                     f"{len(queue)} requests with {queue.tokens} prompt tokens are already waiting "
                     "(--max-queued-requests, --max-queued-tokens); try again later.",
                     reason=QUEUE_FULL,
+                    retry_after_seconds=wait,
                 ),
             )
         if stream.entry is not None:
@@ -185,6 +188,7 @@ class WaitingRoom(Generic[Waiting]):
                 f"No worker had room for the request within {self._max_seconds:g} s (--max-queue-seconds); try again "
                 "later.",
                 reason=QUEUE_TIMEOUT,
+                retry_after_seconds=self._max_seconds,
             )
         self._fail(stream, error)
 

@@ -88,7 +88,7 @@ async def test_streams_stand_still_and_go_on_token_for_token(stack: AdminStack, 
     assert (await stack.ask("/is_sleeping", method="GET"))["is_sleeping"] == (level != "pause")
     steps = [engine.worker.loop.load().step for engine in stack.engines]
     refused = await stack.gateway.post("/v1/completions", {"model": "fake", "prompt": PROMPT, "max_tokens": 2})
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert (refused.status_code, refused.headers["retry-after"] in ("1", "2")) == (503, True)
     assert "until /" in refused.json()["error"]["message"]
     assert steps == [engine.worker.loop.load().step for engine in stack.engines]
     assert not any(task.done() for task in tasks)

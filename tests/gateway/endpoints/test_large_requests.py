@@ -146,7 +146,7 @@ async def test_too_many_large_requests(gateway: GatewayStack, monkeypatch: pytes
     holding = asyncio.create_task(gateway.context.large_requests.run(held.wait))
     await asyncio.sleep(0)
     response = await gateway.post("/tokenize", {"prompt": "A" * LARGE_BODY})
-    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert (response.status_code, response.headers["retry-after"] in ("1", "2")) == (503, True)
     held.set()
     await holding
     jobs = (gateway.context.large_requests.run(int) for _ in range(2))

@@ -103,7 +103,7 @@ async def test_what_is_cut_says_so(
         assert lines[-2:] == ["data: [DONE]", ""]
         check_error(json.loads(lines[-4].removeprefix("data: ")))
         for answer in await asyncio.wait_for(asyncio.gather(*waiting), WAIT_SECONDS):
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert (answer.status_code, answer.headers["retry-after"] in ("1", "2")) == (503, True)
             check_error(answer.json())
         assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
 

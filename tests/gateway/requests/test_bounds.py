@@ -132,7 +132,7 @@ async def test_a_full_outbox_forgets_what_it_was_given(small: GatewayStack, monk
     """Closing what was opened must not fail when the outbox is too full for further opens."""
     monkeypatch.setattr(session_module, "MAX_PENDING_ITEMS", 8)
     response = await small.post("/v1/completions", COMPLETION | {"n": 20})
-    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert (response.status_code, response.headers["retry-after"] in ("1", "2")) == (503, True)
     assert (await small.complete())["choices"][0]["finish_reason"] == "length"
     assert small.context.pipeline.num_live == 0
 
@@ -196,7 +196,7 @@ async def test_a_caller_with_too_many_choices_waits_while_others_are_served(
 ) -> None:
     monkeypatch.setattr(small.context.pipeline, "_room", ChoiceRoom(50))
     response = await small.post("/v1/completions", COMPLETION | {"n": 26}, **{"x-tenant": "greedy"})
-    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert (response.status_code, response.headers["retry-after"] in ("1", "2")) == (503, True)
     response = await small.post("/v1/completions", COMPLETION | {"n": 25}, **{"x-tenant": "other"})
     assert response.status_code == 200
 

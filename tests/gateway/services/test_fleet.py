@@ -39,7 +39,7 @@ async def test_a_gateway_that_never_knew_a_model_says_that_it_loads(tokenizer_fo
     async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.001)) as stack:
         stack.context.fleet = Fleet([])
         response = await stack.post("/v1/completions", REQUEST)
-        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert (response.status_code, response.headers["retry-after"] in ("1", "2")) == (503, True)
         assert "Loading model" in response.json()["error"]["message"]
 
 

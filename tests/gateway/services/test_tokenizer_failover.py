@@ -226,7 +226,7 @@ async def test_no_replica_comes_back(start_stack: StartStack, monkeypatch: pytes
         monkeypatch.setattr(tokenizers, "CALL_SECONDS", 0.5)
         stack.tokenizers[0].kill()
         response = await stack.gateway.post("/v1/completions", COMPLETION | {"stream": False, "stream_options": None})
-        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert (response.status_code, response.headers["retry-after"] in ("1", "2")) == (503, True)
         assert "tokenizer service cannot be reached" in response.json()["error"]["message"]
         await asyncio.wait_for(reader.task, WAIT_SECONDS)
         assert reader.error is not None

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from quire.error_tables import TABLE, from_status, mapping_of
-from quire.errors import ContextTooLong, InvalidRequest, QuireError
+from quire.errors import ContextTooLong, InvalidRequest, Overloaded, QuireError
 from quire.rpc.status import from_request_error, from_rpc_error, to_request_error, trailing_metadata
 from quire.v1 import common_pb2
 
@@ -25,6 +25,14 @@ def test_every_error_survives_both_wires(cls: type[QuireError]) -> None:
     for copy in (rpc, inside):
         assert type(copy) is cls
         assert (copy.message, copy.reason, copy.parameter) == ("What and how.", cls.reason, "max_tokens")
+
+
+def test_the_time_to_wait_survives_both_wires() -> None:
+    error = Overloaded("Full.", retry_after_seconds=12.5)
+    rpc = from_rpc_error(as_rpc_error(error, grpc.aio.Metadata(*trailing_metadata(error))))
+    for copy in (rpc, from_request_error(to_request_error(error))):
+        assert isinstance(copy, Overloaded)
+        assert copy.retry_after_seconds == 12.5
 
 
 def test_a_reason_of_its_own_survives() -> None:

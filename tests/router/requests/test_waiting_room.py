@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from quire.errors import DeadlineExceeded, InvalidRequest, NotFound, Overloaded, Unavailable
+from quire.errors import DeadlineExceeded, InvalidRequest, NotFound, Overloaded, QuireError, Unavailable
 from quire.options.server import GrpcServerOptions
 from quire.v1 import router_pb2
+from router.placement.policies.base import RouteRequest
+from router.requests.waiting_room import WaitingRoom
 from tests.router.conftest import StartEngine, StartRouter
 from tests.support.engine_process import engine_process, free_port
 from tests.support.fake_engine import FakeEngine, FakeOptions, expected_tokens
@@ -127,6 +133,29 @@ async def test_a_full_queue_refuses_with_what_to_do(start_engine: StartEngine, s
         await eventually(lambda: not running.router.dispatcher.waiting.waiting)
 
 
+def test_who_is_refused_is_told_how_long_the_next_one_has_waited() -> None:
+    class Clock:
+        now = 100.0
+
+        def time(self) -> float:
+            return self.now
+
+        def call_at(self, when: float, callback: Callable[..., Any], *args: Any) -> Mock:
+            return Mock()
+
+    clock, refused = Clock(), list[QuireError]()
+    room: WaitingRoom[Any] = WaitingRoom(
+        2, 1000, 60.0, clock, lambda waiter: False, lambda waiter, error: refused.append(error)
+    )
+    for number in range(3):
+        request = RouteRequest(f"r{number}", "fake", prompt_tokens=1, sequences=1, output_tokens=1.0)
+        room.enter(
+            SimpleNamespace(request=request, deadline=None, waited=0.0, begun=False, entry=None, wait_timer=None)
+        )
+        clock.now += 10
+    assert [error.retry_after_seconds for error in refused if isinstance(error, Overloaded)] == [20.0]
+
+
 async def test_deadlines_and_the_longest_wait_hold_in_the_queue(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
@@ -141,7 +170,7 @@ async def test_deadlines_and_the_longest_wait_hold_in_the_queue(
         assert isinstance((await hasty.wait_ended()).error, DeadlineExceeded)
         late = (await patient.wait_ended()).error
         assert isinstance(late, Overloaded)
-        assert late.reason == "QUEUE_TIMEOUT"
+        assert (late.reason, late.retry_after_seconds) == ("QUEUE_TIMEOUT", 0.5)
         assert len(engine.record.started) == AT_WORKER
 
 
