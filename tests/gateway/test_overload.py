@@ -81,7 +81,7 @@ async def test_the_renderer_is_full(stack: GatewayStack) -> None:
         assert await overloaded(stack, *CHAT) == "Full."
         messages = await stack.post("/v1/messages", CHAT[1])
         assert (messages.status_code, messages.json()["error"]["type"]) == (529, "overloaded_error")
-        assert messages.headers["retry-after"] == "1"
+        assert messages.headers["retry-after"] in ("1", "2")
     assert (await stack.post(*CHAT)).status_code == 200
 
 
