@@ -54,6 +54,7 @@ def names_in_checkpoints(path: str, part: str, module_names: Mapping[str, str]) 
     for ours, other in OTHERWISE:
         found += [f"{name}.".replace(ours, other)[:-1] for name in found if ours in f"{name}."]
     alone = [name if name == "lm_head" else f"model.{name}" for name in found]
+    alone += [name for name in found if name.startswith("mtp.")]  # layers for multi-token prediction, beside the model
     named = [other for name in alone for other in _renamed(name, module_names)]
     return (*named, *(other for name in named for other in _among_others(name)))
 

@@ -34,3 +34,11 @@ def test_modules_by_all_names_that_checkpoints_have_for_them(listed: str, is_mea
 @pytest.mark.parametrize("listed", ["lm_head", "language_model.lm_head", "re:.*lm_head"])
 def test_a_head_may_be_inside_of_a_language_model(listed: str) -> None:
     assert modules([listed]).have(Place("head", names_in_checkpoints("lm_head", "", {})))
+
+
+@pytest.mark.parametrize(
+    "listed", ["mtp", "mtp*", "mtp.layers.0*", "model.mtp.*", "language_model.mtp.layers.0.mixer.*"]
+)
+def test_layers_for_multi_token_prediction_may_be_beside_the_model(listed: str) -> None:
+    names = names_in_checkpoints("mtp.layers.0.mixer.qkv_proj", "q", {})
+    assert modules([listed]).have(Place("linear", names))
