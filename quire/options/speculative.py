@@ -27,15 +27,19 @@ METHOD_ALIASES: Mapping[str, str] = {
     "[ngram]": "ngram", "ngram_gpu": "ngram",
     **dict.fromkeys(
         (
-            "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "step3p5_mtp", "mimo_mtp", "mimo_v2_mtp", "ernie_mtp",
-            "exaone_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "longcat_flash_mtp", "minimax_m3_mtp",
-            "bailing_hybrid_mtp", "pangu_ultra_moe_mtp",
+            "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "glm_ocr_mtp", "step3p5_mtp", "mimo_mtp",
+            "mimo_v2_mtp", "ernie_mtp", "exaone_moe_mtp", "exaone4_5_mtp", "nemotron_h_mtp", "hy_v3_mtp", "hy_v4_mtp",
+            "qwen3_next_mtp", "qwen3_5_mtp", "bailing_hybrid_mtp", "bailing_hybrid_v3_mtp",
         ),
         "mtp",
     ),
 }  # fmt: skip
 
 _TAKE_ANOTHER = "Use draft_model with a small checkpoint of the same family, eagle3 if there is a head, or suffix."
+_NOT_OURS = (
+    "Its models do not run on Quire's own layers (docs/models.md), which the layer shares with them. Use draft_model, "
+    "ngram or suffix."
+)
 
 # Name → why it is refused, and what to use instead.
 REFUSED_METHODS: Mapping[str, str] = {
@@ -44,8 +48,16 @@ REFUSED_METHODS: Mapping[str, str] = {
     "dflash": f"It drafts by diffusion, with layers that attend in both directions. {_TAKE_ANOTHER}",
     "dspark": f"It drafts by diffusion, with layers that attend in both directions. {_TAKE_ANOTHER}",
     "extract_hidden_states": "It drafts nothing, and Quire does not return hidden states.",
+    **dict.fromkeys(
+        (
+            "longcat_flash_mtp", "minimax_m3_mtp", "pangu_ultra_moe_mtp", "kimi_k3_mtp", "dots3_note_mtp",
+            "qwen4_exp_mtp", "inkling_mtp", "glm5_next_mtp",
+        ),
+        _NOT_OURS,
+    ),
+    "gemma4_mtp": "It is a model apart that reads the keys and values of Gemma 4. Use draft_model, ngram or suffix.",
     "custom_class": f"Quire never runs code from a repository. {_TAKE_ANOTHER}",
-}
+}  # fmt: skip
 
 # Maximum number of draft tokens at a time if num_speculative_tokens is not set. How many are drafted in a step depends
 # on how well they pay off.
