@@ -11,8 +11,9 @@ import torch
 
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.loader.folder import weights_folder
-from engine_svc.loader.heads import load_eagle, load_multi_token
+from engine_svc.loader.heads import load_eagle
 from engine_svc.loader.model import BuiltModel, LoadedModel, load_model
+from engine_svc.loader.multi_token import load_multi_token
 from engine_svc.models.config import has_one_kind_of_cache
 from engine_svc.models.draft import Draft, DraftDecoder
 from engine_svc.models.registry import is_ours

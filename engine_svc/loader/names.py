@@ -37,8 +37,7 @@ def parameter_name(
         name = re.sub(pattern, ours, name)
     if module_names:
         name = ".".join(module_names.get(module, module) for module in name.split("."))
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
+    name = without_prefixes(name)
     for ours, other in OTHERWISE:
         name = name.replace(other, ours)
     expert = _EXPERT.fullmatch(name)
@@ -56,6 +55,13 @@ def parameter_name(
     parent, _, module = path.rpartition(".")
     module, part = PARTS.get(module, (module, ""))
     return ".".join(filter(None, (parent, module, kind))), part
+
+
+def without_prefixes(name: str) -> str:
+    """The name in a text model on its own."""
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
 
 
 def parameter_of_module(module: str, module_names: Mapping[str, str]) -> tuple[str, str]:

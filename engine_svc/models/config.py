@@ -275,6 +275,14 @@ def layer_heads(config: ModelConfig, window: int | None) -> LayerHeads:
     return own if window is None or config.local_heads is None else config.local_heads
 
 
+def windowed_rotation(config: ModelConfig) -> tuple[Mapping[str, Any], int]:
+    """The rotary settings of layers with a window, and the number of a head's values that are rotated."""
+    own, heads = config.local_rope_parameters, config.local_heads
+    if not own:
+        return config.rope_parameters, config.rotary_dim
+    return own, int(heads.size * (own.get("partial_rotary_factor") or 1.0)) if heads else config.rotary_dim
+
+
 def fixed_activation(config: ModelConfig) -> Activation:
     """The activation of a model in which no layer learns its own.
 
@@ -299,6 +307,29 @@ def without_windows(config: ModelConfig) -> ModelConfig:
 def without_indexer(config: ModelConfig) -> ModelConfig:
     """The configuration for contexts that an indexer chooses all positions of."""
     return dataclasses.replace(config, indexer=None, ignored_names=(*config.ignored_names, ".indexer."))
+
+
+def layer_apart(
+    config: ModelConfig, moe: MoeConfig | None, window: int | None = None, *, rotates: bool = True
+) -> ModelConfig:
+    """The shape of one layer that attends and is not among the model's own, but like those with the same window.
+
+    It has no indexer, and attends to all tokens in its window.
+    """
+    heads = layer_heads(config, window)
+    rotation, rotary_dim = windowed_rotation(config) if window else (config.rope_parameters, config.rotary_dim)
+    alone = dataclasses.replace(
+        config, num_layers=1, moe=(moe,), sliding_windows=(window,), num_heads=heads.queries,
+        num_kv_heads=heads.number, head_dim=heads.size, local_heads=None, rope_parameters=rotation,
+        local_rope_parameters=None, rotary_dim=rotary_dim, no_rope_layers=frozenset(() if rotates else (0,)),
+        recurrent={}, attending=None, ignored_names=(),
+    )  # fmt: skip
+    return without_indexer(alone)
+
+
+def attending_layer(config: ModelConfig) -> ModelConfig:
+    """The shape of one layer that attends to all tokens, with experts if the model has any."""
+    return layer_apart(config, next((moe for moe in reversed(config.moe) if moe is not None), None))
 
 
 def common_fields(config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:

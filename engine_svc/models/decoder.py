@@ -18,7 +18,7 @@ from engine_svc.layers.linear import ColumnParallelLinear, whole_linear
 from engine_svc.layers.norm import NoNorm
 from engine_svc.layers.rotary import rotary_components, rotary_table
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
-from engine_svc.models.config import ModelConfig, Temperature
+from engine_svc.models.config import ModelConfig, Temperature, windowed_rotation
 from engine_svc.models.decoder_layer import DecoderLayer, hidden_norm
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.layer_kinds import create_layer
@@ -85,20 +85,16 @@ class Decoder(torch.nn.Module):
 
         self._borrow_options()
 
-        def table(parameters: Mapping[str, Any], dim: int = config.rotary_dim) -> torch.Tensor:
+        def table(parameters: Mapping[str, Any], dim: int) -> torch.Tensor:
             found = rotary_table(parameters, dim, config.max_position_embeddings, max_model_len, context.dtype)
             return found.to(context.device)
 
         self._taps: frozenset[int] = frozenset()
         self._first_borrowing = min(config.borrowed, default=None)
-        self._rotary = table(config.rope_parameters)
+        self._rotary = table(config.rope_parameters, config.rotary_dim)
         components = rotary_components(config.rope_parameters, config.rotary_dim)
         self._rotary_components = None if components is None else components.to(context.device)
-        self._local_rotary = None
-        if own := config.local_rope_parameters:
-            part = own.get("partial_rotary_factor") or 1.0
-            dim = int(config.local_heads.size * part) if config.local_heads else config.rotary_dim
-            self._local_rotary = table(own, dim)
+        self._local_rotary = table(*windowed_rotation(config)) if config.local_rope_parameters else None
         self._query_scales = (
             None if config.temperature is None
             else _query_scales(config.temperature, len(self._rotary)).to(context.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import ModelConfig, base_config, sliding_windows
+from engine_svc.models.config import ModelConfig, base_config, layer_apart, sliding_windows
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
@@ -19,6 +19,11 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         no_rope_layers=frozenset(index for index in range(count) if any(windows) and windows[index] is None),
         ignored_names=("mtp.",),  # of EXAONE 4.5: a layer for multi-token prediction
     )  # fmt: skip
+
+
+def multi_token_layer(config: ModelConfig) -> ModelConfig:
+    """The shape of the layer for multi-token prediction. Assumed, as vLLM does: like the model's first layer."""
+    return layer_apart(config, None, config.sliding_windows[0], rotates=0 not in config.no_rope_layers)
 
 
 def _distance(pattern: int | str) -> int:

@@ -8,7 +8,7 @@ checkpoint has its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -35,6 +35,10 @@ class HeadForm:
     draft_vocab_size: int | None = None  # number of tokens it chooses from, if these are not the target's first ones
     fc_bias: bool = False
     norm_before_residual: bool = False  # EAGLE-3: the residual starts with normalized features
+    # The head's modules → what the checkpoint calls them, for heads that are a part of the target's own checkpoint.
+    names: Mapping[str, str] = field(default_factory=dict)
+    features_first: bool = False  # multi-token prediction: features are before embeddings where both are joined
+    passes_normalized: bool = False  # the same: the features of the following row are normalized
 
 
 class FeatureHead(torch.nn.Module):
@@ -115,7 +119,8 @@ class FeatureHead(torch.nn.Module):
         return spread
 
 
-def _beside(ops: Ops, *parts: torch.Tensor) -> torch.Tensor:
+def beside(ops: Ops, *parts: torch.Tensor) -> torch.Tensor:
+    """Joins parts [tokens, size] to [tokens, all sizes]."""
     return ops.join([part[:, None] for part in parts])
 
 
@@ -145,7 +150,7 @@ class EagleHead(FeatureHead):
     ) -> torch.Tensor:  # fmt: skip
         """See DraftModel.forward."""
         assert features is not None
-        step, hidden = self._step(positions), self.fc(_beside(self._ops, self._embed(token_ids), features))
+        step, hidden = self._step(positions), self.fc(beside(self._ops, self._embed(token_ids), features))
         residual = self._ops.zeros_like(hidden)
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden, residual = layer(hidden, residual, cache, step)
@@ -223,103 +228,6 @@ class _PairLayer(DecoderLayer):
         """Runs the layer; embeddings and features are [tokens, hidden_size]. Returns the residual sum after it."""
         normed = self.hidden_norm(features)
         residual = self._ops.add(self._ops.zeros_like(normed), normed if self._norm_before_residual else features)
-        hidden = self._mix(_beside(self._ops, self.input_layernorm(embedded), normed), cache, step)
+        hidden = self._mix(beside(self._ops, self.input_layernorm(embedded), normed), cache, step)
         hidden = self.mlp(self.post_attention_layernorm(hidden, residual))
         return self._ops.add(residual, hidden)
-
-
-class MultiTokenHead(FeatureHead):
-    """The extra layer after a model's own that was trained to predict one token further (DeepSeek V3)."""
-
-    def __init__(
-        self, form: HeadForm, context: LayerContext, attention: AttentionBackend, target: Decoder, longest: int
-    ) -> None:
-        super().__init__(form, context, attention, target, longest)
-        index = form.config.num_layers - 1
-        # Under its name in the checkpoint.
-        self.layers = torch.nn.ModuleDict(
-            {str(index): _MultiTokenLayer(form.config, context.at(f"layers.{index}"), index)}
-        )
-        self._layer = (self.layers[str(index)],)
-
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[AnyLayerCache],
-        features: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
-        """See DraftModel.forward."""
-        assert features is not None
-        (layer,), (cache,) = self._layer, caches
-        embedded, features = layer.enorm(self._embed(token_ids)), layer.hnorm(features)
-        hidden = layer.eh_proj(_beside(self._ops, embedded, features))
-        residual = self._ops.zeros_like(hidden)
-        hidden, residual = layer(hidden, residual, cache, self._step(positions))
-        return self._ops.add(residual, hidden)
-
-    def _normalised(self, hidden: torch.Tensor) -> torch.Tensor:
-        normalised: torch.Tensor = self._layer[0].shared_head.norm(hidden)
-        return normalised
-
-
-class _SharedHead(torch.nn.Module):
-    """The norm before the output layer. The output layer is the target's, although checkpoints contain it again."""
-
-    def __init__(self, config: ModelConfig, context: LayerContext) -> None:
-        super().__init__()
-        self.norm = hidden_norm(config, context)
-
-
-class _MultiTokenLayer(DecoderLayer):
-    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
-        super().__init__(config, context, index)
-        size = config.hidden_size
-        self.enorm, self.hnorm = hidden_norm(config, context), hidden_norm(config, context)
-        self.eh_proj = ReplicatedLinear(2 * size, size, wide=False, context=context.at("eh_proj"))
-        self.shared_head = _SharedHead(config, context)
-
-
-class QwenMultiTokenHead(FeatureHead):
-    """The first extra layer of Qwen3-Next and Qwen3.5, which attends, with a norm whose output are the features."""
-
-    def __init__(
-        self, form: HeadForm, context: LayerContext, attention: AttentionBackend, target: Decoder, longest: int
-    ) -> None:
-        super().__init__(form, context, attention, target, longest)
-        # Under its name in the checkpoint.
-        self.mtp = _QwenMultiTokenLayer(form.config, context.at("mtp"))
-
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[AnyLayerCache],
-        features: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
-        """See DraftModel.forward."""
-        assert features is not None
-        (cache,), mtp = caches, self.mtp
-        embedded, features = mtp.pre_fc_norm_embedding(self._embed(token_ids)), mtp.pre_fc_norm_hidden(features)
-        hidden = mtp.fc(_beside(self._ops, embedded, features))
-        hidden, residual = mtp.layers[0](hidden, self._ops.zeros_like(hidden), cache, self._step(positions))
-        normalised: torch.Tensor = mtp.norm(hidden, residual)
-        return normalised
-
-
-class _QwenMultiTokenLayer(torch.nn.Module):
-    def __init__(self, config: ModelConfig, context: LayerContext) -> None:
-        super().__init__()
-        size = config.hidden_size
-        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = hidden_norm(config, context), hidden_norm(config, context)
-        self.fc = ReplicatedLinear(2 * size, size, wide=False, context=context.at("fc"))
-        self.layers = torch.nn.ModuleList([DecoderLayer(config, context.at("layers.0"), 0)])
-        self.norm = hidden_norm(config, context)
-
-
-def attending_layer(config: ModelConfig) -> ModelConfig:
-    """The shape of a single layer that attends, with the experts of a model's layers if they have any."""
-    mixture = next((moe for moe in reversed(config.moe) if moe is not None), None)
-    return replace(config, num_layers=1, moe=(mixture,), sliding_windows=(None,), recurrent={}, ignored_names=())
-
-
-def one_layer_more(config: ModelConfig) -> ModelConfig:
-    """A model's shape with one more layer like its last one."""
-    return replace(
-        config, num_layers=config.num_layers + 1, moe=(*config.moe, config.moe[-1]),
-        sliding_windows=(*config.sliding_windows, None),
-    )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine_svc.models.clamped_silu import clamped_silu
 from engine_svc.models.compression_config import StreamsConfig
-from engine_svc.models.config import ModelConfig
+from engine_svc.models.config import ModelConfig, attending_layer
 from engine_svc.models.deepseek import compressed, indexer_of, mixtures
 
 _RENAMES = (
@@ -43,3 +43,11 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         renames=_RENAMES,
         ignored_names=("mtp_layers.",),
     )
+
+
+def multi_token_layer(config: ModelConfig) -> ModelConfig:
+    """The shape of the layer for multi-token prediction: with experts, and without hyper-connections.
+
+    Facts are from vLLM: Transformers has no such layer.
+    """
+    return replace(attending_layer(config), streams=None, stream_count=1, norm_placement="before")

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_svc.models import qwen3, qwen_moe
-from engine_svc.models.config import ModelConfig, local_rotation, one_rotation
+from engine_svc.models.config import ModelConfig, layer_apart, local_rotation, one_rotation
+
+_SLIDING = "sliding_attention"
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
@@ -20,6 +22,13 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     return dataclasses.replace(
         qwen3.config_of({"num_key_value_heads": 4, **one_rotation(config)}),
         moe=tuple(moe if part == "sparse" else None for moe, part in zip(experts, parts, strict=True)),
-        sliding_windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+        sliding_windows=tuple(window if kind == _SLIDING else None for kind in kinds),
         local_rope_parameters=local_rotation(config, 10000.0), ignored_names=("mtp.",),
     )  # fmt: skip
+
+
+def multi_token_layer(config: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape of the layer for multi-token prediction; by default, it has a window and experts."""
+    (kind,), (part,) = raw.get("mtp_layer_types") or [_SLIDING], raw.get("mtp_mlp_layer_types") or ["sparse"]
+    moe = next(moe for moe in config.moe if moe) if part == "sparse" else None
+    return layer_apart(config, moe, raw.get("sliding_window", 1024) if kind == _SLIDING else None)

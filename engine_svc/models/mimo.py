@@ -4,6 +4,7 @@ attention sinks and a rotation of their own; mixtures of experts as in DeepSeek 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine_svc.models import deepseek
@@ -11,6 +12,7 @@ from engine_svc.models.config import (
     LayerHeads,
     ModelConfig,
     base_config,
+    layer_apart,
     local_rotation,
     one_rotation,
     rope_parameters,
@@ -44,6 +46,16 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         attention_sinks="windowed" if given["add_swa_attention_sink_bias"] else "none", ignored_names=("mtp.",),
         renames=((r"\.attention_sink_bias$", ".sinks"),),
     )  # fmt: skip
+
+
+def multi_token_layer(config: ModelConfig) -> ModelConfig:
+    """The shape of the layers for multi-token prediction: dense, with the model's window.
+
+    Facts are from vLLM: Transformers has no such layers.
+    """
+    window = next((window for window in config.sliding_windows if window), None)
+    renames = (*config.renames, (r"\.pre_mlp_layernorm\.", ".post_attention_layernorm."))
+    return replace(layer_apart(config, None, window), renames=renames)
 
 
 def _check(given: Mapping[str, Any]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine_svc.models.bamba import number
-from engine_svc.models.config import ModelConfig, MoeConfig, activation, base_config
+from engine_svc.models.config import ModelConfig, MoeConfig, activation, attending_layer, base_config
 from engine_svc.models.recurrent_config import Mamba2Config
+from quire.errors import StartupError
 
 _NAMES = {"backbone": "model", "embeddings": "embed_tokens", "norm_f": "norm"}
 _KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # in patterns
@@ -17,9 +19,8 @@ _OTHERWISE = {"linear_attention": "mamba", "full_attention": "attention"}  # nam
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """A list or a pattern of letters gives the layers' kinds. None rotates; feed-forward layers have no gates."""
-    pattern = config.get("hybrid_override_pattern")
-    found = config.get("layers_block_type") or config.get("layer_types") or [_KINDS[each] for each in pattern or ""]
-    kinds = [_OTHERWISE.get(each, each) for each in found]
+    named = config.get("layers_block_type") or config.get("layer_types")
+    kinds = _kinds(named, config.get("hybrid_override_pattern"))
     mamba2, moe = _mamba2(config), _mixture(config) if "moe" in kinds else None
     if wrong := set(kinds) - set(_KINDS.values()):
         raise ValueError(f"layers of the kinds {', '.join(sorted(wrong))}")
@@ -32,6 +33,32 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         attending=frozenset(index for index, kind in enumerate(kinds) if kind == "attention"),
         moe=tuple(moe if kind == "moe" else None for kind in kinds), ignored_names=("mtp.",),
     )  # fmt: skip
+
+
+def multi_token_layers(config: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape of the layers for multi-token prediction: one that attends, and one with experts.
+
+    Facts are from vLLM: Transformers has no such layers.
+
+    Raises:
+        StartupError: they are of other kinds.
+    """
+    kinds = _kinds(raw.get("mtp_layers_block_type"), raw.get("mtp_hybrid_override_pattern", "*E"))
+    attending = attending_layer(config)
+    if kinds != ["attention", "moe"] or not attending.moe[0]:
+        raise StartupError(
+            f"config.json has layers of the kinds {', '.join(kinds)} for multi-token prediction "
+            "(mtp_layers_block_type); only attention, moe is supported."
+        )
+    return replace(
+        attending, num_layers=2, moe=(None, *attending.moe), sliding_windows=(None, None),
+        attending=frozenset({0}), no_rope_layers=frozenset({0, 1}),
+    )  # fmt: skip
+
+
+def _kinds(named: Sequence[str] | None, pattern: str | None) -> list[str]:
+    """The layers' kinds, from a list of names or, if there is none, a pattern of letters."""
+    return [_OTHERWISE.get(each, each) for each in named or [_KINDS[letter] for letter in pattern or ""]]
 
 
 def _mamba2(config: Mapping[str, Any]) -> Mamba2Config:

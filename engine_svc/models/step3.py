@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine_svc.models.config import LayerHeads, ModelConfig, MoeConfig, base_config, rope_parameters
+from engine_svc.models.config import LayerHeads, ModelConfig, MoeConfig, base_config, layer_apart, rope_parameters
 from engine_svc.ops.base import ClippedSilu
 from quire.errors import StartupError
 
@@ -57,8 +57,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     )  # fmt: skip
 
 
-def multi_token_config(config: Mapping[str, Any]) -> ModelConfig:
-    """The model with its first layer for multi-token prediction behind the others, whose heads are those of that one.
+def multi_token_layer(config: Mapping[str, Any]) -> ModelConfig:
+    """The shape of the first layer for multi-token prediction, after the model's own.
 
     Raises:
         StartupError: the configuration does not tell what kind of layer it is.
@@ -67,13 +67,9 @@ def multi_token_config(config: Mapping[str, Any]) -> ModelConfig:
     whole = config_of({**config, "num_hidden_layers": index + 1})
     if len(whole.sliding_windows) <= index:
         raise StartupError(f"config.json: layer_types has no entry for layer {index}, of multi-token prediction.")
+    window, rotates = whole.sliding_windows[index], index not in whole.no_rope_layers
     renames = (*whole.renames, (r"\.transformer\.", "."), (r"^.*\.shared_head\.output\.", "lm_head."))
-    heads, rotation = whole.local_heads, whole.local_rope_parameters
-    found = replace(whole, local_heads=None, local_rope_parameters=None, renames=renames)
-    if whole.sliding_windows[index] is None or heads is None or rotation is None:
-        return found
-    rotated = int(heads.size * (rotation.get("partial_rotary_factor") or 1.0))
-    return replace(found, num_heads=heads.queries, rope_parameters=rotation, rotary_dim=rotated)
+    return replace(layer_apart(whole, whole.moe[index], window, rotates=rotates), renames=renames)
 
 
 def _local_heads(given: Mapping[str, Any]) -> LayerHeads:

@@ -65,8 +65,8 @@ class _HeadLayer(StreamLayer):
         return (streams.view(len(token), -1, self._size) + token[:, None]).flatten(1)
 
 
-def head_form(config: ModelConfig, raw: Mapping[str, Any]) -> HeadForm:
-    """The head's form, from the target's configuration and its config.json.
+def head_layer(config: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
+    """The shape of the head's layer, from the target's configuration and its config.json.
 
     Raises:
         StartupError: the layer compresses what it attends to.
@@ -79,10 +79,8 @@ def head_form(config: ModelConfig, raw: Mapping[str, Any]) -> HeadForm:
             "(compress_ratios in config.json). Leave --speculative-config out, or use ngram or suffix."
         )
     plain = next(moe for moe in config.moe if moe and not moe.table_tokens)
-    return HeadForm(
-        replace(
-            config, num_layers=1, moe=(plain,), sliding_windows=config.sliding_windows[:1], ignored_names=(),
-            compression=replace(config.compression, layers=(None,)), compressed_layers=frozenset(),
-            rope_parameters=config.local_rope_parameters or config.rope_parameters,
-        )
+    return replace(
+        config, num_layers=1, moe=(plain,), sliding_windows=config.sliding_windows[:1], ignored_names=(),
+        compression=replace(config.compression, layers=(None,)), compressed_layers=frozenset(),
+        rope_parameters=config.local_rope_parameters or config.rope_parameters,
     )  # fmt: skip

@@ -44,7 +44,7 @@ from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.deepseek_v4 import make_deepseek_v4
 from tests.support.engine_options import engine_options
 from tests.support.exact_answers import check_answers, check_answers_of
-from tests.support.heads import add_qwen_multi_token_layer
+from tests.support.multi_token import make_multi_token
 from tests.support.rank_drafter import RankDrafter
 from tests.support.recurrence import Operation, convolution, delta_rule, heads_scan
 from tests.support.replaying_drafter import ReplayingDrafter
@@ -281,8 +281,8 @@ def test_states_go_back_to_the_last_right_token(tmp_path: Path, family: str, eag
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_multi_token_prediction_beside_states(tmp_path: Path, eager: bool) -> None:
-    folder, prompts = make_model(tmp_path, "qwen3.5"), random_prompts(9, 30)
-    add_qwen_multi_token_layer(folder)
+    folder, prompts = tmp_path, random_prompts(9, 30)
+    make_multi_token(folder, "qwen3.5")
     drafter, config = RankDrafter(2), {"method": "mtp", "num_speculative_tokens": 2}
     with running_engine(folder, enforce_eager=eager, drafter=drafter, speculative_config=config, **LIMITS) as engine:
         found = tokens(run(engine, prompts, SAMPLING))

@@ -11,27 +11,9 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
-from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5TextRotaryEmbedding
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
-from transformers.models.qwen3_next.modeling_qwen3_next import (
-    Qwen3NextDecoderLayer,
-    Qwen3NextRMSNorm,
-    Qwen3NextRotaryEmbedding,
-)
 
 Tensors = dict[str, torch.Tensor]
-_LAYERS: dict[str, tuple[type, type]] = {
-    "llama": (LlamaDecoderLayer, LlamaRotaryEmbedding),
-    "deepseek_v3": (DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding),
-    "deepseek_v32": (DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding),
-    "glm4_moe": (Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding),
-    "qwen3_next": (Qwen3NextDecoderLayer, Qwen3NextRotaryEmbedding),
-    "qwen3_5_text": (Qwen3_5DecoderLayer, Qwen3_5TextRotaryEmbedding),
-    "qwen3_5_moe_text": (Qwen3_5MoeDecoderLayer, Qwen3_5TextRotaryEmbedding),
-}
 
 
 @dataclass
@@ -63,11 +45,13 @@ class Reference:
         return known[len(token_ids) :]
 
 
-def _target(folder: Path) -> Any:
+def load_target(folder: Path) -> Any:
+    """Transformers' model, in float32."""
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def _random(module: Any) -> None:
+def randomize(module: Any) -> None:
+    """Replaces all weights."""
     for name, parameter in module.named_parameters():
         torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
 
@@ -75,7 +59,7 @@ def _random(module: Any) -> None:
 def _runner(config: Any, layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """A decoder layer over whole sequences."""
     config._attn_implementation = "eager"
-    rotary = _LAYERS[config.model_type][1](config)
+    rotary = LlamaRotaryEmbedding(config)
 
     def run(hidden: torch.Tensor) -> torch.Tensor:
         count = hidden.shape[1]
@@ -90,17 +74,17 @@ def _runner(config: Any, layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 def make_eagle(folder: Path, target_folder: Path) -> Reference:
     """An EAGLE head with a copy of the embedding, as in published checkpoints."""
     torch.manual_seed(3)
-    target = _target(target_folder)
+    target = load_target(target_folder)
     config, size = target.config, target.config.hidden_size
     layer: Any = LlamaDecoderLayer(config, 0)
     layer.input_layernorm = torch.nn.Identity()
     fc = torch.nn.Linear(2 * size, size)
-    _random(layer)
-    _random(fc)
+    randomize(layer)
+    randomize(fc)
     tensors = {f"layers.0.{name}": tensor for name, tensor in layer.state_dict().items()}
     tensors |= {f"fc.{name}": tensor for name, tensor in fc.state_dict().items()}
     tensors["embed_tokens.weight"] = target.get_input_embeddings().weight.detach().clone()
-    _save(folder, tensors, config.to_dict() | {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]})
+    save_head(folder, tensors, config.to_dict() | {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]})
     run = _runner(config, layer)
     return Reference(
         target, lambda states: states[-1], lambda embedded, features: run(fc(torch.cat([embedded, features], -1))),
@@ -114,7 +98,7 @@ def make_eagle3(
 ) -> Reference:  # fmt: skip
     """An EAGLE-3 head for the tokens with odd ids, or for all tokens."""
     torch.manual_seed(4)
-    target = _target(target_folder)
+    target = load_target(target_folder)
     config, size = target.config, target.config.hidden_size
     tapped = layers or (2, config.num_hidden_layers // 2, config.num_hidden_layers - 3)
     layer: Any = LlamaDecoderLayer(config, 0)
@@ -126,7 +110,7 @@ def make_eagle3(
     rows = draft_vocab_size or config.vocab_size
     head = torch.nn.Linear(size, rows, bias=False)
     for module in (layer, norm, fc, head):
-        _random(module)
+        randomize(module)
     targets = torch.arange(rows) * 2 + 1 if draft_vocab_size else torch.arange(rows)
     tensors = {f"midlayer.{name}": tensor for name, tensor in layer.state_dict().items()}
     tensors |= {"fc.weight": fc.weight, "norm.weight": norm.weight, "lm_head.weight": head.weight}
@@ -136,7 +120,7 @@ def make_eagle3(
              "norm_before_residual": norm_before_residual}  # fmt: skip
     if layers:
         extra["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(layers)}
-    _save(folder, tensors, config.to_dict() | extra)
+    save_head(folder, tensors, config.to_dict() | extra)
     normed = layer.hidden_norm
 
     def run(embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
@@ -163,56 +147,6 @@ def _attention_of(layer: Any) -> Callable[..., torch.Tensor]:
     return attend
 
 
-def add_multi_token_layer(folder: Path) -> Reference:
-    """Puts a layer for multi-token prediction into a checkpoint of DeepSeek V3 or GLM 4.5."""
-    torch.manual_seed(5)
-    target = _target(folder)
-    config, size, index = target.config, target.config.hidden_size, target.config.num_hidden_layers
-    layer: Any = _LAYERS[config.model_type][0](config, index)
-    norms = {name: LlamaRMSNorm(size, config.rms_norm_eps) for name in ("enorm", "hnorm", "shared_head.norm")}
-    joint = torch.nn.Linear(2 * size, size, bias=False)
-    for module in (layer, joint, *norms.values()):
-        _random(module)
-    tensors = _with_experts_apart(dict(layer.state_dict())) | {"eh_proj.weight": joint.weight}
-    tensors |= {f"{name}.weight": norm.weight for name, norm in norms.items()}
-    tensors |= {"shared_head.head.weight": target.lm_head.weight, "embed_tokens.weight": target.lm_head.weight}
-    found = load_file(folder / "model.safetensors")
-    found |= {f"model.layers.{index}.{name}": tensor for name, tensor in tensors.items()}
-    raw = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
-    _save(folder, found, raw)
-    run = _runner(config, layer)
-    return Reference(
-        target, lambda states: states[-1],
-        lambda embedded, features: run(joint(torch.cat([norms["enorm"](embedded), norms["hnorm"](features)], -1))),
-        norms["shared_head.norm"], target.lm_head,
-    )  # fmt: skip
-
-
-def add_qwen_multi_token_layer(folder: Path) -> Reference:
-    """Puts a layer for multi-token prediction into a checkpoint of Qwen3-Next or Qwen3.5, and a part of another."""
-    torch.manual_seed(6)
-    target = _target(folder)
-    config, size = target.config, target.config.hidden_size
-    layer: Any = _LAYERS[config.model_type][0](config, config.layer_types.index("full_attention"))
-    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-    norms = {name: Qwen3NextRMSNorm(size, config.rms_norm_eps) for name in names}
-    joint = torch.nn.Linear(2 * size, size, bias=False)
-    for module in (layer, joint, *norms.values()):
-        _random(module)
-    tensors = _with_experts_apart({f"layers.0.{name}": tensor for name, tensor in layer.state_dict().items()})
-    tensors |= {f"{name}.weight": norm.weight for name, norm in norms.items()}
-    tensors |= {"fc.weight": joint.weight, "layers.1.input_layernorm.weight": norms["norm"].weight}
-    found = load_file(folder / "model.safetensors") | {f"mtp.{name}": tensor for name, tensor in tensors.items()}
-    _save(folder, found, json.loads((folder / "config.json").read_text()) | {"mtp_num_hidden_layers": 2})
-    run = _runner(config, layer)
-
-    def forward(embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        pair = norms["pre_fc_norm_embedding"](embedded), norms["pre_fc_norm_hidden"](features)
-        return norms["norm"](run(joint(torch.cat(pair, -1))))
-
-    return Reference(target, lambda states: states[-1], forward, lambda out: out, target.lm_head)
-
-
 def add_copied_multi_token_layer(folder: Path) -> None:
     """Puts a layer for multi-token prediction into a checkpoint of Qwen3.5 with images: a copy of its last layer."""
     torch.manual_seed(7)
@@ -225,26 +159,11 @@ def add_copied_multi_token_layer(folder: Path) -> None:
     names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     found |= {f"mtp.{name}.weight": tensors[f"{language}norm.weight"] for name in names}
     found["mtp.fc.weight"] = torch.randn(size, 2 * size) * 0.2
-    _save(folder, tensors | found, json.loads((folder / "config.json").read_text()))
+    save_head(folder, tensors | found, json.loads((folder / "config.json").read_text()))
 
 
-def _with_experts_apart(tensors: Tensors) -> Tensors:
-    """Separates experts into tensors of their own, as in published checkpoints."""
-    found: Tensors = {}
-    for name, tensor in tensors.items():
-        experts, _, kind = name.rpartition(".")
-        if kind == "gate_up_proj" and experts.endswith("experts"):
-            for expert, pair in enumerate(tensor):
-                gate, up = pair.chunk(2)
-                found |= {f"{experts}.{expert}.gate_proj.weight": gate, f"{experts}.{expert}.up_proj.weight": up}
-        elif kind == "down_proj" and experts.endswith("experts"):
-            found |= {f"{experts}.{expert}.down_proj.weight": each for expert, each in enumerate(tensor)}
-        else:
-            found[name] = tensor
-    return found
-
-
-def _save(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+def save_head(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+    """Writes a checkpoint's files."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors"

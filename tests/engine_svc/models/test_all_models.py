@@ -34,7 +34,7 @@ def test_all_native_ones_are_compared_with_transformers() -> None:
         config_class = getattr(transformers, f"{name}Config")
         compared.add(transformers.AutoModelForCausalLM._model_mapping[config_class].__name__)
     others = {
-        "DeepseekV4ForCausalLM", "InternLM3ForCausalLM", "MPTForCausalLM", "MiniMaxM1ForCausalLM",
+        "DeepseekV4ForCausalLM", "InternLM3ForCausalLM", "MPTForCausalLM", "MiMoForCausalLM", "MiniMaxM1ForCausalLM",
         "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM", "RWForCausalLM", "Step3p5ForCausalLM",
         "WhisperForConditionalGeneration",
     }  # fmt: skip

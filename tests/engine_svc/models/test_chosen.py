@@ -21,7 +21,7 @@ from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.engine_options import engine_options
 from tests.support.exact_answers import check_answers
-from tests.support.heads import add_multi_token_layer
+from tests.support.multi_token import add_multi_token_layer
 from tests.support.native import needs_native
 from tests.support.rank_drafter import NotedGuesses
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine

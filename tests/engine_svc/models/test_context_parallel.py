@@ -20,7 +20,8 @@ from tests.engine_svc.models.test_prompt_embeds import looked_up
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
 from tests.support.exact_answers import check_answers
-from tests.support.heads import add_multi_token_layer, make_eagle3
+from tests.support.heads import make_eagle3
+from tests.support.multi_token import add_multi_token_layer
 from tests.support.rank_drafter import NotedGuesses, RankDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tensor_executor import TensorExecutor

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 
 from engine_svc.adapters.adapter import read_adapter
 from engine_svc.parallel.group import ParallelGroups
@@ -25,13 +26,9 @@ from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.deepseek_v4 import PUBLISHED, make_deepseek_v4, publish
 from tests.support.deepseek_v4 import add_multi_token_layer as add_deepseek_v4_layer
 from tests.support.engine_options import engine_options
-from tests.support.heads import (
-    Reference,
-    add_multi_token_layer,
-    add_qwen_multi_token_layer,
-    make_eagle,
-    make_eagle3,
-)
+from tests.support.heads import Reference, make_eagle, make_eagle3
+from tests.support.multi_token import PUBLISHED as MULTI_TOKEN
+from tests.support.multi_token import add_multi_token_layer, make_multi_token
 from tests.support.native import needs_native
 from tests.support.rank_drafter import RankDrafter
 from tests.support.recorder import Recorder, record_prompts
@@ -64,10 +61,9 @@ def eagle3_of_other_layers(folder: Path, target: Path) -> Made:
     return Made(target, reference, method="eagle3", model=str(folder))
 
 
-def multi_token(family: str, add: Callable[[Path], Reference] = add_multi_token_layer) -> Callable[[Path, Path], Made]:
+def multi_token(kind: str) -> Callable[[Path, Path], Made]:
     def make(folder: Path, _target: Path) -> Made:
-        make_model(folder, family)
-        return Made(folder, add(folder), method="mtp", num_speculative_tokens=5)
+        return Made(folder, make_multi_token(folder, kind), method="mtp", num_speculative_tokens=5)
 
     return make
 
@@ -86,10 +82,8 @@ def deepseek_v4(folder: Path, _target: Path) -> Made:
 
 HEADS = {
     "eagle": eagle, "eagle3": eagle3, "eagle3-other-layers": eagle3_of_other_layers,
-    "deepseek-v3": multi_token("deepseek-v3"), "glm4-moe": multi_token("glm-moe"),
-    "qwen3-next": multi_token("qwen3-next", add_qwen_multi_token_layer),
-    "qwen3.5": multi_token("qwen3.5", add_qwen_multi_token_layer),
-    "qwen3.5-moe": multi_token("qwen3.5-moe", add_qwen_multi_token_layer), "step3.5": step3,
+    "deepseek-v3": multi_token("deepseek-v3"), "qwen3-next": multi_token("qwen3-next"),
+    "nemotron-h": multi_token("nemotron-h"), "step3.5": step3,
     "deepseek-v4": deepseek_v4,
 }  # fmt: skip
 
@@ -103,6 +97,34 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_guesses_are_those_of_plain_torch(made: Made) -> None:
     """Covers drafts after a prompt, after single steps, and after steps whose drafts were wrong or not wanted."""
     check_guesses(made, run_head(made))
+
+
+@pytest.mark.parametrize("kind", sorted({*MULTI_TOKEN} - {*HEADS}))
+def test_families_guess_what_plain_torch_does(kind: str, tmp_path: Path) -> None:
+    """Their layers are read in published checkpoints, and differ in what they read and in where their last norm is."""
+    made = multi_token(kind)(tmp_path, tmp_path)
+    driver = Driver(run_head(made), PROMPTS[1])
+    guessed = driver.start([3, 1, 7, 2], wanted=3)
+    assert driver.token_ids[-1] == int(made.reference.target(torch.tensor([PROMPTS[1]])).logits[0, -1].argmax())
+    assert guessed == {0: made.reference.guess(driver.token_ids, 3)}
+
+
+def test_what_a_layer_predicts_well_is_accepted(tmp_path: Path) -> None:
+    """Where a token says which one is next, a layer that hands on the embedding of one knows the one after it."""
+    make_multi_token(tmp_path, "mimo")
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+        elif "norm" in name:
+            tensor.fill_(1.0)
+    projection = tensors["model.mtp_layers.0.input_proj.weight"]
+    projection.copy_(torch.eye(2 * len(projection))[len(projection) :])
+    save_file(tensors, tmp_path / "model.safetensors")
+    drafter, config = RankDrafter(3), {"method": "mimo_mtp", "num_speculative_tokens": 3}
+    with running_engine(tmp_path, drafter=drafter, speculative_config=config) as engine:
+        run(engine, PROMPTS[:2], GREEDY)
+    assert drafter.drafts["right"] == drafter.drafts["all"] > 30
 
 
 @pytest.mark.slow
@@ -220,8 +242,13 @@ def test_heads_of_other_models_are_refused(field: str, tmp_path: Path, model_fol
         ("llama", {}, "Multi-token prediction is not supported for LlamaForCausalLM"),
         ("deepseek-v3", {"num_nextn_predict_layers": None}, "num_nextn_predict_layers in config.json is None"),
         ("deepseek-v3", {"num_nextn_predict_layers": 1}, r"the checkpoint has no tensor layers\.3\.\*"),
-        ("qwen3.5", {}, r"the checkpoint has no tensor mtp\.\*"),
+        ("qwen3.5", {}, r"the checkpoint has no tensor mtp\.layers\.0\.\*"),
         ("qwen3.5", {"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers in config.json is 0"),
+        (
+            "nemotron-h",
+            {"num_nextn_predict_layers": 1, "mtp_layers_block_type": ["mamba", "moe"]},
+            "layers of the kinds mamba, moe for multi-token prediction",
+        ),
     ],
 )
 def test_models_without_such_layers_are_refused(

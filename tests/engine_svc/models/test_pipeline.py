@@ -34,7 +34,8 @@ from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
 from tests.support.exact_answers import check_answers
 from tests.support.grammars import EOS, PERSON, VOCABULARY_SIZE, following, is_person, make_grammars, spell, text_of
-from tests.support.heads import add_multi_token_layer, make_eagle
+from tests.support.heads import make_eagle
+from tests.support.multi_token import add_multi_token_layer
 from tests.support.rank_drafter import NotedGuesses, RankDrafter
 from tests.support.run_engine import GREEDY, Output, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.staged_executor import StagedExecutor

@@ -97,6 +97,7 @@ NAMES: dict[str, str] = {
     "Mamba2ForCausalLM": "Mamba 2, Codestral Mamba",
     "MambaForCausalLM": "Mamba",
     "MellumForCausalLM": "Mellum 2",
+    "MiMoForCausalLM": "MiMo 7B",
     "MiMoV2FlashForCausalLM": "MiMo V2 Flash",
     "MiniCPM3ForCausalLM": "MiniCPM 3",
     "MiniCPMV4_6ForConditionalGeneration": "MiniCPM-V 4.6",
