@@ -15,6 +15,7 @@ from benchmarks.servers import answers
 from benchmarks.stopping import unwinding
 from quire.serve.ports import free_ports
 
+MODEL_NAME = "bench"
 START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 _LOGS = Path(".cache/logs")
@@ -78,7 +79,7 @@ class Service:
 @contextmanager
 def engines(model: Path, count: int, arguments: Sequence[str]) -> Iterator[list[Service]]:
     """Engine workers with one thread each; they may still be loading."""
-    options = ["engine", str(model), "--served-model-name", "bench", "--cpu-threads", "1", *_QUIET, *arguments]
+    options = ["engine", str(model), "--served-model-name", MODEL_NAME, "--cpu-threads", "1", *_QUIET, *arguments]
     started = [Service(f"engine-{index}", [*_QUIRE, *options], port) for index, port in enumerate(free_ports(count))]
     with _stopped(started):
         yield started
@@ -100,9 +101,10 @@ def tokenizer(model: Path) -> Iterator[Service]:
 
 
 @contextmanager
-def gateway(router: Service, tokenizer: Service) -> Iterator[Service]:
-    """An HTTP server in front of a router and a tokenizer; it answers once the context is entered."""
-    addresses = ["--router-address", router.address, "--tokenizer-address", tokenizer.address]
+def gateway(routers: Sequence[Service], tokenizers: Sequence[Service]) -> Iterator[Service]:
+    """An HTTP server in front of routers and tokenizers; it answers once the context is entered."""
+    addresses = [option for each in routers for option in ("--router-address", each.address)]
+    addresses += [option for each in tokenizers for option in ("--tokenizer-address", each.address)]
     options = ["--enable-prompt-tokens-details", "--uvicorn-log-level", "warning"]
     with service("gateway", [*_QUIRE, "gateway", *addresses, *options, *_QUIET]) as started:
         wait_answering(started)

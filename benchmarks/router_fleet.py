@@ -100,10 +100,10 @@ def _running(
     with ExitStack() as stack:
         if sglang_venv is None or front.router == "quire":
             policy = ["--routing-policy", front.policy]
-            yield stack.enter_context(gateway(stack.enter_context(router(workers, policy)), tokens))
+            yield stack.enter_context(gateway([stack.enter_context(router(workers, policy))], [tokens]))
             return
         backends = [
-            stack.enter_context(gateway(stack.enter_context(router([worker], [])), tokens)) for worker in workers
+            stack.enter_context(gateway([stack.enter_context(router([worker], []))], [tokens])) for worker in workers
         ]
         command = [
             str(sglang_venv / "bin" / "python"), "-m", "sglang_router.launch_router", "--policy", front.policy,
