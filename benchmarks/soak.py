@@ -136,7 +136,7 @@ async def _soak(stack: Stack, arguments: argparse.Namespace) -> list[str]:
 
 
 def _growth(address: str, seen: Sequence[Held]) -> list[str]:
-    """What has grown too much since the second pause that the process has seen: by the first, it may have just begun."""
+    """What has grown too much since the second pause that the process saw: by the first, it may have just begun."""
     if len(seen) < 3:
         return []
     before, now = seen[1], seen[-1]
