@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from contextlib import suppress
 
 from quire.errors import InvalidRequest
 
@@ -32,11 +33,9 @@ def file_text(data: str, place: str, parameter: str) -> str:
         text = base64.b64decode(data[head.end() :] if head else data, validate=True)
     except ValueError as error:
         raise InvalidRequest(f"{place} is not valid base64 ({error}).", parameter=parameter) from None
-    try:
+    with suppress(UnicodeDecodeError):
         if b"\0" not in text:
             return text.decode()
-    except UnicodeDecodeError:
-        pass
     raise InvalidRequest(
         f"{place} is a file of {kind[:100]}, but only texts in UTF-8 can be read: send its text instead, or its pages "
         "as images.", parameter=parameter,
