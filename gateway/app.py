@@ -50,7 +50,7 @@ from gateway.errors import (
 )
 from gateway.metrics.collector import GatewayCollector
 from gateway.metrics.shared import SharedFigures, place_of
-from gateway.middleware.authentication import AuthenticationMiddleware
+from gateway.middleware.authentication import AuthenticationMiddleware, public_paths
 from gateway.middleware.measuring import MeasuringMiddleware
 from gateway.middleware.of_users import middleware_of
 from gateway.middleware.rate_limits import RateLimitMiddleware
@@ -166,7 +166,8 @@ def middleware(context: GatewayContext) -> list[Middleware]:
             )
         )
     if options.needs_key:
-        found.append(Middleware(AuthenticationMiddleware, api_keys=context.api_keys))
+        public = public_paths(options.metrics_without_key)
+        found.append(Middleware(AuthenticationMiddleware, api_keys=context.api_keys, public_paths=public))
         found.append(Middleware(RateLimitMiddleware))
     found += map(middleware_of, options.middleware)
     return [*found, Middleware(StoppingMiddleware)]

@@ -17,7 +17,7 @@ from starlette.responses import Response
 import quire
 from gateway.context import context_of
 from gateway.errors import ErrorResponse, MessagesError, json_response
-from gateway.middleware.authentication import PUBLIC_PATHS
+from gateway.middleware.authentication import public_paths
 from gateway.protocol.aborted import AbortRequests
 from gateway.protocol.chat import ChatBatchRequest, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from gateway.protocol.completions import Completion, CompletionRequest
@@ -107,10 +107,6 @@ class _Operation:
     failures: tuple[int, ...] = ()
     failure: type = ErrorResponse
     request_type: str = "application/json"
-
-    @property
-    def is_public(self) -> bool:
-        return self.path.encode() in PUBLIC_PATHS
 
 
 _ERRORS = (ErrorResponse, MessagesError)
@@ -299,7 +295,7 @@ _TYPES = {"docs.html": "text/html", "docs.js": "text/javascript", "docs.css": "t
 
 
 @functools.cache
-def _document(needs_key: bool) -> dict[str, Any]:
+def _document(needs_key: bool, public: frozenset[bytes]) -> dict[str, Any]:
     kinds = [kind for each in _OPERATIONS for kind in (*each.requests, *each.answers, *each.chunks)]
     schemas, components = msgspec.json.schema_components([*kinds, *_ERRORS], ref_template="#/components/schemas/{name}")
     for name in {kind.__name__ for each in _OPERATIONS for kind in each.requests}:
@@ -307,7 +303,8 @@ def _document(needs_key: bool) -> dict[str, Any]:
     schema_of = dict(zip([*kinds, *_ERRORS], schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for each in _OPERATIONS:
-        paths.setdefault(each.path, {})[each.method] = _described(each, schema_of, needs_key and not each.is_public)
+        is_locked = needs_key and each.path.encode() not in public
+        paths.setdefault(each.path, {})[each.method] = _described(each, schema_of, is_locked)
     security = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}} if needs_key else {}
     return {
         "openapi": "3.1.0", "info": {"title": "Quire", "version": quire.__version__}, "paths": paths,
@@ -365,7 +362,8 @@ def _any_of(kinds: Sequence[Any], schema_of: _Schemas) -> dict[str, Any]:
 
 async def openapi_json(request: Request) -> Response:
     """Serves the OpenAPI document."""
-    return json_response(_document(context_of(request).options.needs_key))
+    options = context_of(request).options
+    return json_response(_document(options.needs_key, public_paths(options.metrics_without_key)))
 
 
 async def docs(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""API keys: every path except the health probes and the page needs one.
+"""API keys: every path except the health probes and the page needs one, and `/metrics` unless that is opened too.
 
 The check uses the raw path below the proxy's prefix, before routing.
 """
@@ -22,6 +22,11 @@ _PAGE = (b"/", *(f"/page/{name}".encode() for name in PAGE_ASSETS))
 PUBLIC_PATHS = frozenset((b"/health", b"/livez", b"/readyz", b"/ping", *_PAGE))
 
 
+def public_paths(metrics_without_key: bool) -> frozenset[bytes]:
+    """The paths of the main port that need no key."""
+    return PUBLIC_PATHS | {b"/metrics"} if metrics_without_key else PUBLIC_PATHS
+
+
 class AuthenticationMiddleware:
     """Rejects requests without a known key.
 
@@ -29,7 +34,7 @@ class AuthenticationMiddleware:
     cached prefixes of different keys; and the `named_key`, None for a key without a name.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: ApiKeys, public_paths: Collection[bytes] = PUBLIC_PATHS) -> None:
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys, public_paths: Collection[bytes]) -> None:
         """
         Args:
             public_paths: paths that need no key.

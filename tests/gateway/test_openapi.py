@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.app import routes
-from gateway.middleware.authentication import PUBLIC_PATHS
+from gateway.middleware.authentication import public_paths
 from gateway.requests.field_schemas import limits
 from quire.options.gateway import GatewayOptions
 from tests.support.gateway_stack import GatewayStack, running_gateway
@@ -34,17 +34,22 @@ async def test_it_covers_every_route_and_method(gateway: GatewayStack) -> None:
         assert reference in document["components"]["schemas"]
 
 
-async def test_it_asks_for_keys_where_the_server_does(gateway: GatewayStack, tokenizer_folder: Path) -> None:
+@pytest.mark.parametrize("metrics_without_key", [False, True])
+async def test_it_asks_for_keys_where_the_server_does(
+    gateway: GatewayStack, tokenizer_folder: Path, metrics_without_key: bool
+) -> None:
     document = await described(gateway)
     assert "security" not in str(document)
     assert '"401"' not in str(document)
-    async with running_gateway(tokenizer_folder, api_key=("key",)) as locked:
+    async with running_gateway(tokenizer_folder, api_key=("key",), metrics_without_key=metrics_without_key) as locked:
+        assert (await locked.client.get("/metrics")).status_code == (200 if metrics_without_key else 401)
+        assert (await locked.client.get("/load")).status_code == 401
         locked.client.headers["authorization"] = "Bearer key"
         document = await described(locked)
     assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     for path, methods in document["paths"].items():
         for operation in methods.values():
-            is_public = path.encode() in PUBLIC_PATHS
+            is_public = path.encode() in public_paths(metrics_without_key)
             assert ("security" in operation, "401" in operation["responses"]) == (not is_public, not is_public), path
 
 
