@@ -68,6 +68,7 @@ class Router:
                 lambda: len(self.dispatcher.sessions),
                 (self.dispatcher.waiting, core.pooling.waiting),
                 self.index,
+                lambda: core.autoscaling.wanted,
             )
         )
         self.server = GrpcServer("router", _SERVICE, server, security, self.metrics, (_ADMIN_SERVICE,), tracer)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.autoscaling import Group, Wanted
 from router.index.prefix_index import PrefixIndex
 from router.requests.waiting_room import WaitingRoom
 from router.workers.base import Worker
@@ -26,11 +27,13 @@ class StateCollector(Collector):
         sessions: Callable[[], int],
         waiting: Sequence[WaitingRoom[Any]],
         index: PrefixIndex,
+        wanted: Callable[[], Mapping[Group, Wanted]],
     ) -> None:
         self._workers = workers
         self._sessions = sessions
         self._waiting = waiting
         self._index = index
+        self._wanted = wanted
 
     def collect(self) -> Iterable[Metric]:
         """Yields all metrics; called by Prometheus."""
@@ -42,6 +45,7 @@ class StateCollector(Collector):
             states.add_metric([state.value], tally[state])
         yield states
         yield from self._collect_queue()
+        yield self._collect_wanted()
         yield GaugeMetricFamily("quire_router_sessions", "Open sessions.", value=self._sessions())
         yield GaugeMetricFamily("quire_router_index_blocks", "Blocks in the prefix index.", value=len(self._index))
         sampling = self._index.device.sampling
@@ -69,6 +73,18 @@ class StateCollector(Collector):
         yield GaugeMetricFamily(
             "quire_router_queued_tokens", "Prompt tokens of requests waiting for a worker with room.", value=tokens
         )
+
+    def _collect_wanted(self) -> Metric:
+        wanted = GaugeMetricFamily(
+            "quire_router_wanted_workers",
+            "Workers that the present load needs at the target utilization: for the requests at workers, which all "
+            "routers report alike, plus those for this router's queue.",
+            labels=["model_name", "role", "load"],
+        )
+        for group, (workers, queue) in self._wanted().items():
+            wanted.add_metric([*group, "workers"], workers)
+            wanted.add_metric([*group, "queue"], queue)
+        return wanted
 
 
 def _of_each(workers: Iterable[Worker]) -> Iterable[Metric]:

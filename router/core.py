@@ -8,8 +8,9 @@ from random import Random
 
 from quire.errors import QuireError
 from quire.options.router import RouterOptions
-from quire.runners import POOLING
+from quire.runners import GENERATE, POOLING
 from quire.seeds import SeedSource
+from router.autoscaling import Autoscaling
 from router.clock import Clock
 from router.index.prefix_index import PrefixIndex
 from router.metrics import RouterMetrics
@@ -63,6 +64,10 @@ class RouterCore:
         )
         self._ready_for_pooling = ReadyWorkers(workers, clock.time, options.max_absence_seconds, loads, POOLING)
         self.pooling = PoolDispatcher(self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases)
+        self.autoscaling = Autoscaling(
+            workers, {GENERATE: self.dispatcher.waiting, POOLING: self.pooling.waiting},
+            options.autoscaling_target_utilization, clock.time,
+        )  # fmt: skip
 
     def on_change(self) -> None:
         """To be called when workers have come, gone, or changed."""
@@ -99,4 +104,5 @@ class RouterCore:
         if now - self._swept > 0.8 * _IDLE_SECONDS:
             self._swept = now
             self._outliers.sweep()
+            self.autoscaling.sample()
         return _BUSY_SECONDS if self.index.clean() else _IDLE_SECONDS

@@ -78,3 +78,7 @@ class RouterOptions:
         60.0, "If no worker of a model has been ready for longer than this and none is loading, new requests are "
         "refused at once instead of waiting.", minimum=0,
     )  # fmt: skip
+    autoscaling_target_utilization: float = option(
+        0.7, "Share of its capacity to which each worker would be used if there were as many as the metric "
+        "quire_router_wanted_workers says (docs/observability.md).", minimum=0.05, maximum=1,
+    )  # fmt: skip

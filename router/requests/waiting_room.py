@@ -90,6 +90,10 @@ class WaitingRoom(Generic[Waiting]):
         """Returns the number of waiting requests for each model."""
         return {model: len(queue) for model, queue in self._queues.items()}
 
+    def tokens_by_model(self) -> dict[str, int]:
+        """Returns the prompt tokens of the waiting requests for each model."""
+        return {model: queue.tokens for model, queue in self._queues.items()}
+
     def has_waiting(self, model: str) -> bool:
         """Whether a new request for the model has to wait behind others."""
         return model in self._queues
