@@ -20,7 +20,9 @@ from tests.support.kubernetes import (
     Deployment,
     LeaderWorkerSet,
     PodDisruptionBudget,
+    PodMonitor,
     RayJob,
+    ScaledObject,
     render,
     validate,
 )
@@ -49,7 +51,7 @@ def found(value: Any, kind: type[Any]) -> Iterator[Any]:
             yield from found(item, kind)
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", [*FOLDERS, "autoscaling"])
 def test_rendered_objects_are_valid(folder: str) -> None:
     rendered = render(ROOT / folder)
     objects = [validate(each) for each in rendered]
@@ -61,7 +63,7 @@ def test_rendered_objects_are_valid(folder: str) -> None:
         assert {mount.name for mount in container.volume_mounts} <= {"tmp", "shm", "model", "kv"}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", [*FOLDERS, "autoscaling"])
 def test_volumes_and_services_are_there(folder: str) -> None:
     rendered = render(ROOT / folder)
     services = {each["metadata"]["name"]: each["spec"] for each in rendered if each["kind"] == "Service"}
@@ -97,7 +99,7 @@ def test_no_rollout_or_eviction_takes_all_pods(folder: str) -> None:
         assert budget.max_unavailable == 1
     for each in deployments:
         assert each.strategy.rolling_update.max_unavailable == 0
-        assert each.replicas > 1 or each.template.metadata.labels["app"] == "llm-engine"
+        assert (each.replicas or 1) > 1 or each.template.metadata.labels["app"] == "llm-engine"
 
 
 def commands(folder: str) -> Iterator[tuple[str, list[str]]]:
@@ -140,6 +142,38 @@ def test_one_deployment_saves_the_blocks_that_the_other_one_loads() -> None:
     assert roles >= {"kv_producer", "kv_consumer"}
     paths = {each for arguments in engines for each in arguments if "shared_storage_path" in each}
     assert len(engines) == 2 and len(paths) == 1
+
+
+def test_every_engine_is_scaled_and_no_faster_down_than_it_drains() -> None:
+    objects = [validate(each) for each in render(ROOT / "autoscaling")]
+    deployments = {each.metadata.name: each.spec for each in objects if isinstance(each, Deployment)}
+    scaled = [each.spec for each in objects if isinstance(each, ScaledObject)]
+    engines = {name for name, spec in deployments.items() if spec.template.metadata.labels["app"] == "llm-engine"}
+    assert {each.scale_target_ref.name for each in scaled} == engines
+    for each in scaled:
+        target = deployments[each.scale_target_ref.name]
+        assert target.replicas is None  # or to apply the folder again would undo what the autoscaler did
+        (policy,) = each.advanced.horizontal_pod_autoscaler_config.behavior.scale_down.policies
+        assert (policy.type, policy.value) == ("Pods", 1)
+        assert policy.period_seconds >= target.template.spec.termination_grace_period_seconds
+        assert each.min_replica_count == 1
+        assert [trigger.metadata.ignore_null_values for trigger in each.triggers] == ["false"]
+
+
+def test_monitored_pods_have_the_ports() -> None:
+    objects = [validate(each) for each in render(ROOT / "autoscaling")]
+    ports = {
+        each.metadata.name: {port.name: port.container_port for port in each.spec.template.spec.containers[0].ports}
+        for each in objects
+        if isinstance(each, Deployment)
+    }
+    monitors = [each.spec for each in objects if isinstance(each, PodMonitor)]
+    assert monitors
+    for monitor in monitors:
+        for endpoint in monitor.pod_metrics_endpoints:
+            assert endpoint.port in ports[monitor.selector.match_labels["app"]]
+    arguments = next(arguments for name, arguments in commands("base") if name == "router")
+    assert f"--metrics-port={ports['llm-router']['metrics']}" in arguments
 
 
 def test_what_no_object_has_is_refused() -> None:

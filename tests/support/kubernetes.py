@@ -1,7 +1,7 @@
 """Checks Kubernetes manifests without a cluster: renders a folder like kustomize, and validates all fields.
 
-The types are the subset of apps/v1, core/v1, networking.k8s.io/v1, policy/v1, leaderworkerset.x-k8s.io/v1 and ray.io/v1
-that deploy/kubernetes uses; unknown fields are rejected.
+The types are the subset of apps/v1, core/v1, networking.k8s.io/v1, policy/v1, leaderworkerset.x-k8s.io/v1, ray.io/v1,
+keda.sh/v1alpha1 and monitoring.coreos.com/v1 that deploy/kubernetes uses; unknown fields are rejected.
 """
 
 from __future__ import annotations
@@ -151,10 +151,10 @@ class Strategy(Strict):
 
 
 class DeploymentSpec(Strict):
-    replicas: int
     strategy: Strategy
     selector: Selector
     template: PodTemplate
+    replicas: int | None = None  # one at first, later what an autoscaler chose
     min_ready_seconds: int = 0
 
 
@@ -279,9 +279,94 @@ class RayJob(Strict):
     spec: RayJobSpec
 
 
-KINDS: Mapping[str, type[Strict]] = MappingProxyType(
-    {kind.__name__: kind for kind in (Deployment, Service, NetworkPolicy, PodDisruptionBudget, LeaderWorkerSet, RayJob)}
-)
+class ScaleTarget(Strict):
+    name: str
+    kind: Literal["Deployment"] = "Deployment"
+
+
+class ScalingPolicy(Strict):
+    type: Literal["Pods", "Percent"]
+    value: int
+    period_seconds: int
+
+
+class ScalingRules(Strict):
+    stabilization_window_seconds: int
+    policies: list[ScalingPolicy]
+
+
+class ScalingBehavior(Strict):
+    scale_down: ScalingRules
+
+
+class AutoscalerConfig(Strict):
+    behavior: ScalingBehavior
+
+
+class AdvancedScaling(Strict):
+    horizontal_pod_autoscaler_config: AutoscalerConfig
+
+
+class PrometheusQuery(Strict):
+    server_address: str
+    query: str
+    threshold: str
+    ignore_null_values: Literal["true", "false"] = "true"
+
+
+class ScalingTrigger(Strict):
+    type: Literal["prometheus"]
+    metadata: PrometheusQuery
+    metric_type: Literal["AverageValue", "Value"] = "AverageValue"
+
+
+class ScaledObjectSpec(Strict):
+    scale_target_ref: ScaleTarget
+    triggers: list[ScalingTrigger]
+    advanced: AdvancedScaling
+    min_replica_count: int = 0
+    max_replica_count: int = 100
+
+
+class ScaledObject(Strict):
+    api_version: Literal["keda.sh/v1alpha1"]
+    kind: Literal["ScaledObject"]
+    metadata: Metadata
+    spec: ScaledObjectSpec
+
+
+class SecretKey(Strict):
+    name: str
+    key: str
+
+
+class Authorization(Strict):
+    credentials: SecretKey
+
+
+class PodMetricsEndpoint(Strict):
+    port: str
+    interval: str
+    authorization: Authorization | None = None
+
+
+class PodMonitorSpec(Strict):
+    selector: Selector
+    pod_metrics_endpoints: list[PodMetricsEndpoint]
+    job_label: str = ""
+
+
+class PodMonitor(Strict):
+    api_version: Literal["monitoring.coreos.com/v1"]
+    kind: Literal["PodMonitor"]
+    metadata: Metadata
+    spec: PodMonitorSpec
+
+
+_KINDS = (
+    Deployment, Service, NetworkPolicy, PodDisruptionBudget, LeaderWorkerSet, RayJob, ScaledObject, PodMonitor,
+)  # fmt: skip
+KINDS: Mapping[str, type[Strict]] = MappingProxyType({kind.__name__: kind for kind in _KINDS})
 
 
 def render(folder: Path) -> list[dict[str, Any]]:
