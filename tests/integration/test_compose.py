@@ -33,6 +33,7 @@ KEY, TOKEN = "sk-compose", "token-compose"
 SERVICES = ("router", "tokenizer", "engine", "gateway")
 PROFILES = {"engine": ["cpu"], "engine-gpu": ["gpu"], "engine-multi-gpu": ["multi-gpu"]}
 PORTS = {"router": 50051, "tokenizer": 50052, "engine": 50053, "gateway": 8000}
+METRICS_PORT = "9464"  # the router's
 
 
 def compose(environment: dict[str, str]) -> dict[str, Any]:
@@ -76,7 +77,8 @@ class Containers:
             host = "localhost" if name == "engine" else "127.0.0.1"
             argument = argument.replace(f"{name}:{port}", f"{host}:{self.ports[name]}")
             argument = argument.replace(f"127.0.0.1:{port}", f"127.0.0.1:{self.ports[name]}")
-        return {"/model": str(self.model), "0.0.0.0": "127.0.0.1"}.get(argument, argument)
+        local = {"/model": str(self.model), "0.0.0.0": "127.0.0.1", METRICS_PORT: str(free_port())}
+        return local.get(argument, argument)
 
     def start(self, name: str, service: dict[str, Any]) -> None:
         entrypoint = json.loads(last(dockerfile(service), "ENTRYPOINT"))
