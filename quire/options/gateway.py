@@ -56,8 +56,8 @@ class GatewayOptions:
         metavar="PATH",
     )  # fmt: skip
     metrics_without_key: bool = option(
-        False, "Serves /metrics without a key, where other paths need one. Whoever can reach it learns how much is asked, "
-        "and the names of the models and of the keys in --api-key-file.",
+        False, "Serves /metrics without a key, where other paths need one. Whoever can reach it learns how much is "
+        "asked, and the names of the models and of the keys in --api-key-file.",
     )  # fmt: skip
     insecure: bool = option(
         False, "Allows listening on addresses that other machines can reach without protection by a key or TLS."
