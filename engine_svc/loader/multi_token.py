@@ -88,6 +88,7 @@ _NAMED_APART = {
 _QWEN = _Family(_NAMED_APART, count="mtp_num_hidden_layers", default_count=1)
 _FAMILIES = {
     "BailingHybridForCausalLM": _LIKE_IT,
+    "BailingMoeV3ForCausalLM": _LIKE_IT,
     "DeepseekV3ForCausalLM": _DEEPSEEK,
     "DeepseekV32ForCausalLM": _DEEPSEEK,
     "DeepseekV4ForCausalLM": _Family({"mtp.0": "mtp.0"}, head_layer, StreamHead, reads_sums=True),

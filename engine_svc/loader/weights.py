@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
+from torch.nn import functional as F
 
 from engine_svc.attention.base import CacheScales
 from engine_svc.layers.context import PackedLayer
@@ -22,6 +23,7 @@ from engine_svc.models.decoder import Decoder
 from engine_svc.models.encoder import Encoder
 from engine_svc.models.encoder_config import NOBODYS
 from engine_svc.models.heads import FeatureHead
+from engine_svc.quantization.source import HeldTensor
 from quire.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -80,7 +82,7 @@ def load_weights(
             )
         try:
             for each in targets:
-                loading.parameters[each].load(_with_outputs_first(name, source, model.config), part)
+                loading.parameters[each].load(_as_ours(name, target, source, model.config), part)
             if packs:
                 loading.pack_layer_of(targets[0])
         except (ValueError, KeyError) as error:
@@ -129,8 +131,13 @@ def _is_zero_bias(name: str, source: TensorSlice) -> bool:
     return name.endswith(".bias") and not source[...].any()
 
 
-def _with_outputs_first(name: str, source: TensorSlice, config: ModelConfig) -> TensorSlice:
-    """The matrix with outputs first. Some families store weights transposed, but not the codes of quantized ones."""
+def _as_ours(name: str, target: str, source: TensorSlice, config: ModelConfig) -> TensorSlice:
+    """The matrix with outputs first, and normalized if the output layer is.
+
+    Some families store weights transposed, but not the codes of quantized ones.
+    """
+    if target == "lm_head.weight" and config.head_norm != "none":
+        return HeldTensor(F.normalize(source[...], dim=1 if config.head_norm == "rows" else 0, eps=1e-7))
     if not any(part in name for part in config.transposed_names) or len(source.get_shape()) != 2:
         return source
     found = source[:1, :1].dtype

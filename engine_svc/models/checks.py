@@ -67,6 +67,25 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
     _check_recurrent(config, recurrent_activation)
 
 
+def check_windows(config: ModelConfig, given: object) -> None:
+    """Checks that a list of windows, one for each layer, was read: few families have one.
+
+    Args:
+        given: `sliding_windows` of config.json.
+
+    Raises:
+        StartupError: layers have other windows.
+    """
+    if not isinstance(given, list) or not any(given):
+        return
+    found = config.sliding_windows
+    if not any(found) or any(window not in (None, size) for window, size in zip(found, given, strict=False)):
+        raise StartupError(
+            f"config.json: sliding_windows is {given}, but lists of windows are not supported for "
+            f"{config.architecture}."
+        )
+
+
 def _check_numbers(shape: ModelConfig | Part, least: int) -> None:
     """Raises unless all fields annotated as int or float are such numbers.
 

@@ -1,4 +1,4 @@
-"""SiLU of gates that are clamped (DeepSeek V4, Hunyuan 4)."""
+"""SiLU of gates that are clamped (DeepSeek V4, Hunyuan 4, K-EXAONE 2)."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ _ACTIVATIONS: dict[str, Activation] = {
 _ROPE_TYPES = {"su": "longrope"}
 # Default rotary base of the families for which it is not 10,000 if the configuration does not say.
 _THETAS = {
-    "ApertusForCausalLM": 1.2e7, "BailingHybridForCausalLM": 6e6, "CohereForCausalLM": 5e5, "CwmForCausalLM": 1e6,
-    "Ernie4_5ForCausalLM": 5e5,
+    "ApertusForCausalLM": 1.2e7, "BailingHybridForCausalLM": 6e6, "BailingMoeV3ForCausalLM": 6e6,
+    "CohereForCausalLM": 5e5, "CwmForCausalLM": 1e6, "Ernie4_5ForCausalLM": 5e5,
     "Ernie4_5_MoeForCausalLM": 5e5, "FlexOlmoForCausalLM": 5e5, "GptOssForCausalLM": 1.5e5,
     "HYV3ForCausalLM": 11158840.0, "HeliumForCausalLM": 1e5, "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6,
     "Llama4ForCausalLM": 5e5, "MellumForCausalLM": 5e5, "MiniMaxForCausalLM": 1e6, "MiniMaxM1ForCausalLM": 1e6,
@@ -217,6 +217,8 @@ class ModelConfig(ModelFacts):
     mlp_output_bias: bool | None = None  # None means as mlp_bias
     mlp_has_up: bool = False  # without gates, whether checkpoints call the matrices up and down
     head_bias: bool = False  # of the output layer, if it is not tied
+    # Whether rows of the output layer's weights, one for each token, or columns are scaled to length one when loaded.
+    head_norm: Literal["none", "rows", "columns"] = "none"
     has_head: bool = True  # whether there is an output layer, which computes logits
     # Norms of queries and keys. Head: of each head, before its rotation; rotated: after it. Each: of each head, with
     # its own weights. All: of all heads as one vector. Weightless: of each head, without weights, if the layer rotates.

@@ -12,7 +12,12 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """If no layer has a window, all layers rotate."""
     count, pattern = config["num_hidden_layers"], config.get("sliding_window_pattern") or 4
     windows = (None,) * count
-    if config.get("sliding_window") is not None:
+    if sizes := config.get("sliding_windows"):  # of each layer; 0 means none
+        types = config.get("layer_types") or ["sliding_attention"] * count
+        windows = tuple(
+            size if size and kind == "sliding_attention" else None for size, kind in zip(sizes, types, strict=False)
+        )
+    elif config.get("sliding_window") is not None:
         windows = sliding_windows(config, _distance(pattern))
     return base_config(
         config, qk_norm="head", norm_placement="after", sliding_windows=windows,

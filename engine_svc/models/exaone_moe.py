@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_svc.models import deepseek, exaone4
-from engine_svc.models.config import ModelConfig, layer_apart
+from engine_svc.models.clamped_silu import clamped_silu
+from engine_svc.models.config import ModelConfig, MoeConfig, layer_apart
+from quire.errors import StartupError
 
 _DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-5, "sliding_window": 4096, "first_k_dense_replace": 1, "num_shared_experts": 1,
@@ -16,10 +18,28 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Layers for multi-token prediction are not loaded."""
+    """Layers for multi-token prediction are not loaded.
+
+    Raises:
+        StartupError: a dense layer is clipped.
+    """
     given = {**_DEFAULTS, **config}
     return dataclasses.replace(
-        exaone4.config_of(given), norm_placement="before", moe=deepseek.mixtures(given), ignored_names=("mtp.",)
+        exaone4.config_of(given), norm_placement="before", moe=_mixtures(given), ignored_names=("mtp.",)
+    )
+
+
+def _mixtures(given: Mapping[str, Any]) -> tuple[MoeConfig | None, ...]:
+    """Each layer's experts, which may be clipped (K-EXAONE 2)."""
+    found, limits = deepseek.mixtures(given), given.get("swiglu_limits")
+    if not limits:
+        return found
+    if any(limit and moe is None for moe, limit in zip(found, limits, strict=True)):
+        raise StartupError(f"config.json: swiglu_limits is {limits}, but only layers with experts may be clipped.")
+    clipped = [clamped_silu(float(limit)) if limit else None for limit in limits]
+    return tuple(
+        moe and dataclasses.replace(moe, activation=each, shared_activation=each)
+        for moe, each in zip(found, clipped, strict=True)
     )
 
 

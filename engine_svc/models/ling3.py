@@ -26,10 +26,14 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """In each group of layers, the last one attends.
 
     Raises:
-        StartupError: states decay without a bound.
+        StartupError: states decay without a bound, or attention uses no positions.
     """
     if not config.get("kda_safe_gate", True):
         raise StartupError("config.json sets kda_safe_gate to false, which is not supported for Ling 3.0.")
+    if config.get("use_mla_nope"):
+        raise StartupError("config.json sets use_mla_nope, but Ling 3.0 without positions is not supported.")
+    # Only checkpoints as published may have one (Ling 3.0 Tiny): Transformers' models have none.
+    query_rank = config.get("q_lora_rank") if config["architectures"][0] == "BailingMoeV3ForCausalLM" else None
     period, layers = config.get("layer_group_size", 6), range(config["num_hidden_layers"])
     types = config.get("layer_types") or [
         "full_attention" if (index + 1) % period == 0 else "linear_attention" for index in layers
@@ -42,7 +46,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         lower_bound=float(config.get("kda_lower_bound", -5.0)),
     )  # fmt: skip
     common = deepseek.config_of({
-        "first_k_dense_replace": 2, **by_common_names(config, _NAMES), "q_lora_rank": None, "rope_interleave": True,
+        "first_k_dense_replace": 2, **by_common_names(config, _NAMES), "q_lora_rank": query_rank,
+        "rope_interleave": True,
     })  # fmt: skip
     return dataclasses.replace(
         common, recurrent={index: delta_net for index in layers if types[index] == "linear_attention"},

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine_svc.models.checks import check_config
+from engine_svc.models.checks import check_config, check_windows
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.encoder_config import HeadConfig
 from quire.errors import StartupError
@@ -15,10 +15,19 @@ from quire.errors import StartupError
 ARCHITECTURES = {
     "AfmoeForCausalLM": "engine_svc.models.afmoe",
     "ApertusForCausalLM": "engine_svc.models.apertus",
+    "AquilaForCausalLM": "engine_svc.models.llama",
+    "AquilaModel": "engine_svc.models.llama",
     "ArceeForCausalLM": "engine_svc.models.arcee",
+    "BaiChuanForCausalLM": "engine_svc.models.baichuan",
+    "BaichuanForCausalLM": "engine_svc.models.baichuan",
     "BailingHybridForCausalLM": "engine_svc.models.ling3",
+    "BailingMoeForCausalLM": "engine_svc.models.bailing_moe",
+    "BailingMoeV2ForCausalLM": "engine_svc.models.bailing_moe",
+    "BailingMoeV3ForCausalLM": "engine_svc.models.ling3",
     "BambaForCausalLM": "engine_svc.models.bamba",
     "BloomForCausalLM": "engine_svc.models.bloom",
+    "ChatGLMForConditionalGeneration": "engine_svc.models.chatglm",
+    "ChatGLMModel": "engine_svc.models.chatglm",
     "CodeGenForCausalLM": "engine_svc.models.gptj",
     "Cohere2ForCausalLM": "engine_svc.models.cohere",
     "Cohere2MoeForCausalLM": "engine_svc.models.cohere_moe",
@@ -32,6 +41,7 @@ ARCHITECTURES = {
     "Ernie4_5ForCausalLM": "engine_svc.models.ernie",
     "Ernie4_5_MoeForCausalLM": "engine_svc.models.ernie_moe",
     "Exaone4ForCausalLM": "engine_svc.models.exaone4",
+    "ExaoneForCausalLM": "engine_svc.models.exaone",
     "ExaoneMoeForCausalLM": "engine_svc.models.exaone_moe",
     "FalconForCausalLM": "engine_svc.models.falcon",
     "FalconH1ForCausalLM": "engine_svc.models.falcon_h1",
@@ -65,7 +75,9 @@ ARCHITECTURES = {
     "HunYuanDenseV1ForCausalLM": "engine_svc.models.hunyuan",
     "HunYuanMoEV1ForCausalLM": "engine_svc.models.hunyuan_moe",
     "HyperCLOVAXForCausalLM": "engine_svc.models.hyperclovax",
+    "InternLM2ForCausalLM": "engine_svc.models.internlm2",
     "InternLM3ForCausalLM": "engine_svc.models.internlm3",
+    "InternLMForCausalLM": "engine_svc.models.internlm2",
     "Jais2ForCausalLM": "engine_svc.models.jais2",
     "JambaForCausalLM": "engine_svc.models.jamba",
     "KimiLinearForCausalLM": "engine_svc.models.kimi_linear",
@@ -81,6 +93,7 @@ ARCHITECTURES = {
     "MiMoForCausalLM": "engine_svc.models.qwen2",
     "MiMoV2FlashForCausalLM": "engine_svc.models.mimo",
     "MiniCPM3ForCausalLM": "engine_svc.models.minicpm3",
+    "MiniCPMForCausalLM": "engine_svc.models.minicpm",
     "MiniMaxForCausalLM": "engine_svc.models.minimax",
     "MiniMaxM1ForCausalLM": "engine_svc.models.minimax",
     "MiniMaxM2ForCausalLM": "engine_svc.models.minimax_m2",
@@ -101,6 +114,7 @@ ARCHITECTURES = {
     "OlmoHybridForCausalLM": "engine_svc.models.olmo_hybrid",
     "OlmoeForCausalLM": "engine_svc.models.olmoe",
     "OpenAIGPTLMHeadModel": "engine_svc.models.gpt2",
+    "OrionForCausalLM": "engine_svc.models.orion",
     "Phi3ForCausalLM": "engine_svc.models.phi3",
     "PhiForCausalLM": "engine_svc.models.phi",
     "PhiMoEForCausalLM": "engine_svc.models.phimoe",
@@ -123,6 +137,7 @@ ARCHITECTURES = {
     "VaultGemmaForCausalLM": "engine_svc.models.gemma",
     "WhisperForConditionalGeneration": "engine_svc.models.whisper",
     "XGLMForCausalLM": "engine_svc.models.opt",
+    "XverseForCausalLM": "engine_svc.models.llama",
     "YoutuForCausalLM": "engine_svc.models.youtu",
 }
 
@@ -391,6 +406,7 @@ def read_config(module: str, config: Mapping[str, Any]) -> ModelConfig:
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError) as error:
         raise StartupError(f"config.json has an invalid value for {name}: {error}.") from error
     check_config(result, config.get("mamba_hidden_act") or config.get("hidden_act") or "silu")
+    check_windows(result, config.get("sliding_windows"))
     return result
 
 

@@ -12,6 +12,7 @@ from tests.support.model_zoo.configurations import MODEL_TYPES, NATIVE
 from tests.support.model_zoo.names import NAMES
 from tests.support.model_zoo.page import PAGE, outcomes_of, page
 from tests.support.model_zoo.walk import walk
+from tests.support.remote_code import FAMILIES as REMOTE
 from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_models import FAMILIES, HYBRIDS
 
@@ -28,16 +29,21 @@ def test_the_page_has_all_types() -> None:
 
 
 def test_all_native_ones_are_compared_with_transformers() -> None:
-    """Tests of families, mixtures and hybrids do so; separate ones for DeepSeek V4, and for other names of models."""
+    """Tests of families, mixtures and hybrids do so; separate ones for DeepSeek V4, and for other names of models.
+
+    What is only in remote code is compared with other families.
+    """
     compared = set()
     for name, _ in (FAMILIES | MIXTURES | HYBRIDS).values():
         config_class = getattr(transformers, f"{name}Config")
         compared.add(transformers.AutoModelForCausalLM._model_mapping[config_class].__name__)
     others = {
-        "DeepseekV4ForCausalLM", "InternLM3ForCausalLM", "MPTForCausalLM", "MiMoForCausalLM", "MiniMaxM1ForCausalLM",
+        "BaichuanForCausalLM", "BailingMoeV3ForCausalLM", "ChatGLMForConditionalGeneration", "DeepseekV4ForCausalLM",
+        "InternLM3ForCausalLM", "MPTForCausalLM", "MiMoForCausalLM", "MiniMaxM1ForCausalLM",
         "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM", "RWForCausalLM", "Step3p5ForCausalLM",
         "WhisperForConditionalGeneration",
     }  # fmt: skip
+    compared |= {family.architecture for family in REMOTE.values()}
     assert set(ARCHITECTURES) - others <= compared
 
 

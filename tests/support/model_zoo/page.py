@@ -33,7 +33,9 @@ Which of the text-generation architectures of Transformers {version} run here, a
 
 Models whose images, videos or audio Quire reads are in [media.md](media.md). Other models that take images or sound as
 well as text run as their language model alone, if Transformers has that as a separate model. The code of a checkpoint
-is never run, so models that exist only as such code (InternLM 2, ChatGLM 3, Baichuan, the first Qwen) are refused.
+is never run. Of the models that exist only as such code, the native ones below run (InternLM 2, ChatGLM 3, Baichuan,
+MiniCPM and others), and all others are refused (Llama Nemotron Super and Ultra, Phi-3 Small, TeleChat 2, the first
+Qwen).
 
 Encoders, rerankers and reward models, which generate nothing, are described in [pooling.md](pooling.md).
 
@@ -67,7 +69,7 @@ quire serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8 --enable-expe
 * `--block-size` must be a multiple or a part of 4, and of 128.
 
 The tests run a tiny random model of each type, longer than its windows and in chunks, and compare its tokens with those
-of Transformers. `make models` makes this page from the result.
+of Transformers, or of a model there that computes the same. `make models` makes this page from the result.
 
 | architecture | `model_type` | known as | runs |
 |---|---|---|---|
@@ -86,7 +88,7 @@ def page(outcomes: Mapping[str, Outcome]) -> str:
     for model_type, outcome in outcomes.items():
         rows.setdefault((MODEL_TYPES[model_type], outcome), []).append(model_type)
     head = _HEAD.format(version=".".join(transformers.__version__.split(".")[:2]))
-    ordered = sorted(rows.items(), key=lambda row: (row[0][0].lower(), row[1]))
+    ordered = sorted(rows.items(), key=lambda row: (row[0][0].lower(), row[0][0], row[1]))
     return head + "".join(_row(name, types, outcome) for (name, outcome), types in ordered)
 
 
