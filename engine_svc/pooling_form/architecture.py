@@ -11,6 +11,8 @@ from typing import Any
 from quire.options.pooling import PoolingOptions
 
 MODULES_FILE = "modules.json"
+# Models that generate, although their names say otherwise.
+_GENERATORS = ("AquilaModel", "ChatGLMModel")
 # Suffixes after a family's name, in the order in which they are tried.
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _BASES = ("ForMaskedLM", "ForPreTraining", "ForSentenceEmbedding", "Model")
@@ -42,7 +44,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
         if name in _COLBERT:
             return Architecture(name, "Bert", "ColBERT")
         if found := _NAME.fullmatch(name):
-            return Architecture(name, found[1], _kind(found[2]))
+            return Architecture(name, found[1], "CausalLM" if name in _GENERATORS else _kind(found[2]))
     return None
 
 

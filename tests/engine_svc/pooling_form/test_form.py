@@ -45,6 +45,7 @@ def write_modules(folder: Path, *kinds: str, **files: Any) -> Path:
         ("Qwen2ForProcessRewardModel", "Qwen2", "ProcessRewardModel"),
         ("Qwen2ForRewardModel", "Qwen2", "RewardModel"),
         ("HF_ColBERT", "Bert", "ColBERT"),
+        ("ChatGLMModel", "ChatGLM", "CausalLM"),
     ],
 )
 def test_architectures_are_taken_apart(name: str, family: str, kind: str) -> None:
