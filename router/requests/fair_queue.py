@@ -184,7 +184,7 @@ class FairQueue(Generic[T]):
             heapq.heappop(self._turns)
         heap = self._turns[0][4].heap
         found = [heap[0][2]]
-        frontier = [(heap[child][:2], child) for child in (1, 2) if child < len(heap)]
+        frontier = sorted((heap[child][:2], child) for child in (1, 2) if child < len(heap))
         while frontier and len(found) < count and found[-1].passed_over < _MOST_PASSED_OVER:
             (priority, _), place = heapq.heappop(frontier)
             if priority != found[0].priority:

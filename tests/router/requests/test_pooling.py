@@ -106,7 +106,7 @@ async def test_bounds_deadlines_and_callers_that_leave(start_engine: StartEngine
     leaving.cancel()
     await eventually(lambda: engine.pooling.cancelled == 2, "the worker goes on")
     await eventually(lambda: not len(running.router.core.pooling), "it is not forgotten")
-    with pytest.raises(InvalidRequest, match="128"):
+    with pytest.raises(InvalidRequest, match="512"):
         await pool(running, request([1], tenant="t" * 513))
 
 
