@@ -57,7 +57,7 @@ class Router:
         self.registry = WorkerRegistry(self._make_worker, core.on_beat)
         self._adapters = FleetAdapters(lambda: self.registry.workers, core.aliases.names)
         self._registrations = Registrations(self.registry, Leases(options.worker_lease_seconds))
-        self._heartbeat = Heartbeat(lambda: self.registry.num_ready, core.waiting_by_model)
+        self._heartbeat = Heartbeat(self.dispatcher.sessions, lambda: self.registry.num_ready, core.waiting_by_model)
         self._dns = [
             DnsSource("--worker-dns", address, self.registry.announce, options.worker_dns_interval_seconds, resolve)
             for address in options.worker_dns
@@ -89,7 +89,7 @@ class Router:
         """
         await self.server.start()
         self.registry.announce(STATIC_WORKERS, self._static_workers)
-        heartbeat = self._heartbeat.run(self.dispatcher.sessions, self._registrations.expire)
+        heartbeat = self._heartbeat.run(self._registrations.expire)
         jobs = (heartbeat, self._keep_house(), *(source.run() for source in self._dns))
         self._tasks = [asyncio.create_task(job) for job in jobs]
         for task in self._tasks:
@@ -99,7 +99,7 @@ class Router:
 
     async def serve_until_stopped(self) -> None:
         """Serves until a stop signal arrives, then lets running requests finish."""
-        await self.server.serve_until_stopped(self.core.drain)
+        await self.server.serve_until_stopped(self.core.drain, self._heartbeat.drain)
         await self.close()
 
     async def close(self) -> None:

@@ -81,7 +81,7 @@ class Fleet:
     @property
     def _routers(self) -> list[RouterSession]:
         """All routers, in the order in which to ask them."""
-        return sorted(self._known, key=lambda router: (router is not self._favourite, router.retired))
+        return sorted(self._known, key=lambda router: (router.leaving, router is not self._favourite))
 
     def _count(self) -> None:
         for worker in self.workers:

@@ -34,8 +34,10 @@ class Replica(Generic[Out, In]):
         """
         # Number of streams and calls that it works on; maintained by the owner.
         self.live = 0
-        # Whether its host name no longer resolves to it: others are preferred then, and it is dropped once idle.
+        # Whether its host name no longer resolves to it: it is dropped once idle.
         self.retired = False
+        # Whether it has said that it is about to stop.
+        self.draining = False
         self._channel = channel
         self._on_frame = on_frame
         self._heard = False
@@ -59,6 +61,11 @@ class Replica(Generic[Out, In]):
         """Whether it gets new work: not while its heartbeat is late."""
         return self.connected and not self.link.late
 
+    @property
+    def leaving(self) -> bool:
+        """Whether others are preferred for new work."""
+        return self.draining or self.retired
+
     async def run(self) -> None:
         """Keeps the session up until cancelled."""
         try:
@@ -67,7 +74,7 @@ class Replica(Generic[Out, In]):
             await self._channel.close()
 
     def _begin(self) -> None:
-        self._heard = False
+        self._heard = self.draining = False
 
     def _take_frame(self, frame: In) -> None:
         self._heard = True

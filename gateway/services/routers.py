@@ -50,7 +50,7 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
 
         def take(frame: router_pb2.RouterServiceSessionResponse) -> None:
             if frame.HasField("ready_workers"):
-                self.has_workers = frame.ready_workers > 0
+                self.has_workers, self.draining = frame.ready_workers > 0, frame.draining
                 self.queued = Counter({queue.model: queue.requests for queue in frame.queues})
             on_frame(self, frame)
 
@@ -128,7 +128,7 @@ def pick(routers: Collection[RouterSession], key: str, avoid: Collection[str]) -
     candidates = [router for router in routers if router.up and router.address not in avoid]
     # A router without workers would queue the request until it has one.
     candidates = [router for router in candidates if router.has_workers] or candidates
-    candidates = [router for router in candidates if not router.retired] or candidates
+    candidates = [router for router in candidates if not router.leaving] or candidates
     if not candidates:
         return None
     if key:

@@ -46,8 +46,6 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
             server_name: the host name it was found by, if any, which its certificate must match.
         """
         self.address = address
-        # Whether it is about to stop: other replicas are preferred then.
-        self.draining = False
         self._security = security
         channel = open_channel(address, security, server_name)
         self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
@@ -115,10 +113,6 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
             call.cancel()
             self.live -= 1
 
-    def _begin(self) -> None:
-        super()._begin()
-        self.draining = False
-
     def _take_frame(self, frame: TextFrame) -> None:
         self.draining = frame.draining
         super()._take_frame(frame)
@@ -167,7 +161,7 @@ class Tokenizers:
         """Returns the least busy replica, preferring ones not in `avoid` and not stopping; None if none is up."""
         return min(
             (replica for replica in self.known if replica.up),
-            key=lambda replica: (replica in avoid, replica.draining or replica.retired, replica.live),
+            key=lambda replica: (replica in avoid, replica.leaving, replica.live),
             default=None,
         )
 

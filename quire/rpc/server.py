@@ -125,14 +125,18 @@ class GrpcServer:
         self._signals += 1
         self._stop.set()
 
-    async def serve_until_stopped(self, drain: Callable[[], Awaitable[None]]) -> None:
+    async def serve_until_stopped(
+        self, drain: Callable[[], Awaitable[None]], announce: Callable[[], None] = lambda: None
+    ) -> None:
         """Serves until a signal arrives, then drains and stops.
 
         Args:
             drain: returns once no request is running any more.
+            announce: called first of all, to tell callers that hold a session.
         """
         self.heed_signals()
         await self._stop.wait()
+        announce()
         await self._health.enter_graceful_shutdown()
         draining = asyncio.ensure_future(self._drain(drain))
         while not draining.done() and self._signals < 2:

@@ -49,14 +49,16 @@ class RouterServiceSessionRequest(_message.Message):
     def __init__(self, starts: _Optional[_Iterable[_Union[_engine_pb2.SessionStart, _Mapping]]] = ..., abort_stream_ids: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[_Union[_engine_pb2.SequenceStop, _Mapping]]] = ...) -> None: ...
 
 class RouterServiceSessionResponse(_message.Message):
-    __slots__ = ("deltas", "ready_workers", "queues")
+    __slots__ = ("deltas", "ready_workers", "queues", "draining")
     DELTAS_FIELD_NUMBER: _ClassVar[int]
     READY_WORKERS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     deltas: _containers.RepeatedCompositeFieldContainer[_common_pb2.GenerationDelta]
     ready_workers: int
     queues: _containers.RepeatedCompositeFieldContainer[ModelQueue]
-    def __init__(self, deltas: _Optional[_Iterable[_Union[_common_pb2.GenerationDelta, _Mapping]]] = ..., ready_workers: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[ModelQueue, _Mapping]]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, deltas: _Optional[_Iterable[_Union[_common_pb2.GenerationDelta, _Mapping]]] = ..., ready_workers: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[ModelQueue, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class ModelQueue(_message.Message):
     __slots__ = ("model", "requests")

@@ -101,9 +101,9 @@ class CallerSession:
         )
 
     def heartbeat(self, beat: router_pb2.RouterServiceSessionResponse) -> None:
-        """Sends the number of ready workers and the queues, replacing a heartbeat that has not been sent yet."""
+        """Sends a heartbeat, replacing one that has not been sent yet."""
         frame = self._post(0)
-        frame.ready_workers = beat.ready_workers
+        frame.ready_workers, frame.draining = beat.ready_workers, beat.draining
         del frame.queues[:]
         frame.queues.extend(beat.queues)
 

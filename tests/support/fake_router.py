@@ -57,6 +57,8 @@ class FakeRouterState:
     frozen: bool = False
     # What each generation ends with.
     refusal: QuireError | None = None
+    # What its heartbeats say.
+    draining: bool = False
     # Each session ends as soon as a generation is started in it.
     drops: bool = False
     # There are no sessions; other calls are answered.
@@ -130,7 +132,7 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator, outbox))
         try:
             while not (reader.done() or self.state.closed):
-                frame = await outbox.next(HEARTBEAT_SECONDS) or Response(ready_workers=0)
+                frame = await outbox.next(HEARTBEAT_SECONDS) or Response(ready_workers=0, draining=self.state.draining)
                 await self._thawed()
                 yield frame
             raise Unavailable("The session is over.")

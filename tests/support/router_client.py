@@ -68,6 +68,7 @@ class GatewaySession:
         self.outputs: dict[int, Output] = defaultdict(Output)
         self.ready_workers: list[int] = []  # one for each heartbeat
         self.queues: dict[str, int] = {}
+        self.draining = False
 
     async def start(self, stream_id: int, request: common_pb2.Generation) -> Output:
         frame = router_pb2.RouterServiceSessionRequest()
@@ -87,6 +88,7 @@ class GatewaySession:
         async for frame in self.call:
             if frame.HasField("ready_workers"):
                 self.ready_workers.append(frame.ready_workers)
+                self.draining = frame.draining
                 self.queues = {queue.model: queue.requests for queue in frame.queues}
             for delta in frame.deltas:
                 self.outputs[delta.stream_id].take(delta)

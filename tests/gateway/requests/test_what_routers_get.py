@@ -195,6 +195,22 @@ async def test_other_requests_go_to_the_least_busy_router(start_replicas: StartR
         assert [response.status_code for response in await asyncio.gather(*requests)] == [200] * 6
 
 
+async def test_new_requests_go_to_routers_that_do_not_drain(start_replicas: StartReplicas) -> None:
+    async with start_replicas(2) as replicas:
+        sessions = replicas.gateway.context.pipeline.router_streams.routers
+        for leaving, staying in (replicas.routers, replicas.routers[::-1]):
+            leaving.state.draining, staying.state.draining = True, False
+            address = leaving.address
+            await eventually(lambda address=address: [s.address for s in sessions if s.draining] == [address])
+            before = len(leaving.state.started)
+            for name in range(4):
+                await replicas.gateway.complete(user=f"user {name}")
+            assert len(leaving.state.started) == before
+        replicas.routers[0].state.draining = replicas.routers[1].state.draining = True
+        await eventually(lambda: all(session.draining for session in sessions))
+        await replicas.gateway.complete()  # one that has not stopped yet may still take it
+
+
 @dataclass
 class Place:
     """What `pick` looks at."""
@@ -203,7 +219,7 @@ class Place:
     live: int = 0
     up: bool = True
     has_workers: bool = True
-    retired: bool = False
+    leaving: bool = False
 
 
 async def test_picking() -> None:
@@ -223,9 +239,9 @@ async def test_picking() -> None:
     others[1].live = 49
     assert pick(places, "key", ()) is others[1]  # type: ignore[arg-type]
     assert pick(places, "", ()) is others[1]  # type: ignore[arg-type]
-    others[1].retired = True
+    others[1].leaving = True
     assert pick(places, "", ()) in (others[0], others[2])  # type: ignore[arg-type]
-    others[1].retired = False
+    others[1].leaving = False
     for place in places:
         place.has_workers = place is chosen
     assert pick(places, "key", ()) is chosen  # type: ignore[arg-type]

@@ -127,6 +127,22 @@ async def test_heartbeats_tell_how_many_workers_are_ready_and_the_list_their_loa
         assert generated == sum(engine.counters.generation_tokens for engine in engines)
 
 
+async def test_a_router_that_drains_says_so_at_once(
+    start_engine: StartEngine, start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.heartbeat.HEARTBEAT_SECONDS", 600.0)  # it does not wait for the next one
+    running = await start_router((await start_engine()).address)
+    serving = asyncio.create_task(running.router.serve_until_stopped())
+    async with running.client.session() as session:
+        await (await session.start(1, generation([1]))).wait_tokens()
+        assert not session.draining
+        running.router.server.stop_soon()
+        await eventually(lambda: session.draining)
+        assert not session.outputs[1].finals
+        await session.abort(1)
+    await asyncio.wait_for(serving, WAIT_SECONDS)
+
+
 async def test_an_unknown_model_names_the_known_ones(start_engine: StartEngine, start_router: StartRouter) -> None:
     engines = [await start_engine(models=("llama", "llama-alias")), await start_engine(models=("qwen",))]
     running = await start_router(*(engine.address for engine in engines))
