@@ -34,6 +34,7 @@ from router.placement.policies.base import RouteRequest
 from router.requests.aliases import Aliases
 from router.requests.crash_suspects import CrashSuspects
 from router.requests.journal import Journal
+from router.requests.output_lengths import OutputLengths
 from router.requests.retry_budget import RetryBudget
 from router.requests.sessions import CallerSession, Stream
 from router.requests.traces import end_span
@@ -57,8 +58,6 @@ _MOST_SUSPECTS = 4
 # until it is known what became of them.
 _SUSPICIONS = 2
 _PAUSE_SECONDS = 1.0
-_USUAL_OUTPUT_TOKENS = 128.0  # used until requests have ended
-_SHARE_OF_NEW = 0.02
 
 
 class Dispatcher:
@@ -88,7 +87,7 @@ class Dispatcher:
         self._aliases = aliases
         self._retry_budget = RetryBudget()
         self._crash_suspects = CrashSuspects(clock)
-        self._output_tokens = _USUAL_OUTPUT_TOKENS
+        self._output_lengths = OutputLengths()
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -241,13 +240,13 @@ class Dispatcher:
         SAMPLING_BOUNDS["n"].check("n", max(1, sampling.n))  # each sequence has a journal here
         for name in ("tenant", "session_id"):
             check_count(name, len(getattr(generation, name)), MAX_CALLER_NAME_LENGTH, "characters")
-        longest = sampling.max_tokens if sampling.HasField("max_tokens") else self._output_tokens
+        expected = self._output_lengths.expected(assignment.model)
         request = RouteRequest(
             request_id=generation.request_id,
             model=assignment.model,
             prompt_tokens=num_prompt_tokens(generation),
             sequences=max(1, sampling.n),
-            output_tokens=min(self._output_tokens, longest),
+            output_tokens=min(expected, sampling.max_tokens) if sampling.HasField("max_tokens") else expected,
             tenant=generation.tenant,
             tenant_weight=tenant_weight(generation.tenant_weight),
             session_id=generation.session_id,
@@ -392,7 +391,7 @@ class Dispatcher:
             self._metrics.prompt_tokens.inc(usage.prompt_tokens)
             self._metrics.cached_tokens.inc(usage.cached_prompt_tokens)
             decoded = usage.completion_tokens / stream.request.sequences
-            self._output_tokens += _SHARE_OF_NEW * (decoded - self._output_tokens)
+            self._output_lengths.finished(stream.request.model, decoded)
             undisturbed = stream.attempts == 1 and stream.arrived > worker.ejection.rested
             if decoded > 1 and undisturbed and usage.decode_seconds > 0:
                 worker.ejection.decoded(decoded - 1, usage.decode_seconds)
