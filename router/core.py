@@ -16,6 +16,7 @@ from router.index.prefix_index import PrefixIndex
 from router.metrics import RouterMetrics
 from router.placement.placement import PlacementTable
 from router.placement.policies.registry import make_policy
+from router.requests.admission import Admission
 from router.requests.aliases import Aliases
 from router.requests.dispatch import Dispatcher
 from router.requests.pooling import PoolDispatcher
@@ -51,6 +52,7 @@ class RouterCore:
         """
         self.aliases = Aliases.parse(options.model_alias)
         self.index = PrefixIndex(options.max_index_blocks, clock.time)
+        admission = Admission(options.max_inflight_requests)
         loads = LoadTable()
         self._ready_workers = ReadyWorkers(workers, clock.time, options.max_absence_seconds, loads)
         self._clock = clock
@@ -60,10 +62,12 @@ class RouterCore:
             self._ready_workers, self.index, options, make_policy(options, random), clock, metrics
         )
         self.dispatcher = Dispatcher(
-            self.table, self._outliers, clock, metrics, options, self.aliases, SeedSource(generator=random)
+            self.table, self._outliers, clock, metrics, options, self.aliases, admission, SeedSource(generator=random)
         )
         self._ready_for_pooling = ReadyWorkers(workers, clock.time, options.max_absence_seconds, loads, POOLING)
-        self.pooling = PoolDispatcher(self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases)
+        self.pooling = PoolDispatcher(
+            self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases, admission
+        )
         self.autoscaling = Autoscaling(
             workers, {GENERATE: self.dispatcher.waiting, POOLING: self.pooling.waiting},
             options.autoscaling_target_utilization, clock.time,

@@ -31,6 +31,7 @@ from router.clock import Clock
 from router.metrics import RouterMetrics
 from router.placement.placement import PlacementTable
 from router.placement.policies.base import RouteRequest
+from router.requests.admission import Admission
 from router.requests.aliases import Aliases
 from router.requests.crash_suspects import CrashSuspects
 from router.requests.journal import Journal
@@ -76,21 +77,21 @@ class Dispatcher:
         metrics: RouterMetrics,
         options: RouterOptions,
         aliases: Aliases,
+        admission: Admission,
         seeds: SeedSource,
     ) -> None:
         self._table = table
         self._outliers = outliers
         self._clock = clock
         self._metrics = metrics
-        self._max_inflight_requests = options.max_inflight_requests
         self._seeds = seeds
         self._aliases = aliases
+        self._admission = admission
         self._retry_budget = RetryBudget()
         self._crash_suspects = CrashSuspects(clock)
         self._output_lengths = OutputLengths()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._draining = False
         self.waiting: WaitingRoom[Stream] = WaitingRoom(
             options.max_queued_requests,
             options.max_queued_tokens,
@@ -133,8 +134,8 @@ class Dispatcher:
         if stream_id in session.streams:
             raise InvalidRequest(f"stream_id {stream_id} is already in use in this session.", parameter="stream_id")
         try:
-            self._admit()
             assignment = self._assignment(generation)
+            self._admission.check(assignment.model, len(self._table), self.waiting)
             self._crash_suspects.check(assignment)
             stream = self._new_stream(session, stream_id, assignment)
         except QuireError as error:
@@ -217,17 +218,8 @@ class Dispatcher:
 
     async def drain(self) -> None:
         """Refuses new requests; returns once none is running."""
-        self._draining = True
+        self._admission.draining = True
         await self._idle.wait()
-
-    def _admit(self) -> None:
-        if self._draining:
-            raise Unavailable("The router is shutting down; send the request again.")
-        if len(self._table) >= self._max_inflight_requests:
-            raise Overloaded(
-                f"The router already has {len(self._table)} requests in flight (--max-inflight-requests); try again "
-                "later."
-            )
 
     def _assignment(self, generation: common_pb2.Generation) -> Assignment:
         model = self._aliases.resolve(generation.model, generation.session_id or generation.request_id)

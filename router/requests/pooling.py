@@ -25,6 +25,7 @@ from quire.options.router import RouterOptions
 from router.clock import Clock, Timer
 from router.metrics import RouterMetrics
 from router.placement.policies.base import RouteRequest
+from router.requests.admission import Admission
 from router.requests.aliases import Aliases
 from router.requests.fair_queue import Entry
 from router.requests.retry_budget import RetryBudget
@@ -88,6 +89,7 @@ class PoolDispatcher:
         metrics: RouterMetrics,
         options: RouterOptions,
         aliases: Aliases,
+        admission: Admission,
     ) -> None:
         """
         Args:
@@ -97,12 +99,11 @@ class PoolDispatcher:
         self._outliers = outliers
         self._clock = clock
         self._metrics = metrics
-        self._max_inflight_requests = options.max_inflight_requests
         self._aliases = aliases
+        self._admission = admission
         self._retry_budget = RetryBudget()
         self._calls: set[PoolCall] = set()
         self._placements = 0
-        self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
         self.waiting: WaitingRoom[PoolCall] = WaitingRoom(
@@ -155,21 +156,16 @@ class PoolDispatcher:
 
     async def drain(self) -> None:
         """Refuses new requests; returns once none is running."""
-        self._draining = True
+        self._admission.draining = True
         await self._idle.wait()
 
     def _admit(self, message: common_pb2.PoolRequest, seconds: float) -> PoolCall:
-        if self._draining:
-            raise Unavailable("The router is shutting down; send the request again.")
-        if len(self._calls) >= self._max_inflight_requests:
-            raise Overloaded(
-                f"The router already has {len(self._calls)} requests in flight (--max-inflight-requests); try again "
-                "later."
-            )
+        model = self._aliases.resolve(message.model, message.request_id)
+        self._admission.check(model, len(self._calls), self.waiting)
         check_count("tenant", len(message.tenant), MAX_CALLER_NAME_LENGTH, "characters")
         request = RouteRequest(
             request_id=message.request_id,
-            model=self._aliases.resolve(message.model, message.request_id),
+            model=model,
             prompt_tokens=sum(len(each.token_ids) for each in message.inputs),
             sequences=len(message.inputs),
             output_tokens=0,

@@ -98,6 +98,12 @@ class WaitingRoom(Generic[Waiting]):
         """Whether a new request for the model has to wait behind others."""
         return model in self._queues
 
+    def expected_seconds(self, model: str) -> float:
+        """How long a new request for the model would wait if the queue stays as it is: as long as the one whose turn it
+        is has waited."""
+        queue = self._queues.get(model)
+        return self._clock.time() - queue.peek()[0].item.waiting_since if queue else 0.0
+
     def enter(self, stream: Waiting, why_unready: QuireError | None = None, patience: float = math.inf) -> None:
         """Queues a request.
 
@@ -125,15 +131,13 @@ class WaitingRoom(Generic[Waiting]):
         stream.waiting_since = self._clock.time()
         for victim in victims:
             self._end_wait(victim)
-            # As long as the queue stays as it is, a new request waits as long as the one whose turn it is has waited.
-            wait = self._clock.time() - queue.peek()[0].item.waiting_since if len(queue) else 0.0
             self._fail(
                 victim,
                 Overloaded(
                     f"{len(queue)} requests with {queue.tokens} prompt tokens are already waiting "
                     "(--max-queued-requests, --max-queued-tokens); try again later.",
                     reason=QUEUE_FULL,
-                    retry_after_seconds=wait,
+                    retry_after_seconds=self.expected_seconds(request.model),
                 ),
             )
         if stream.entry is not None:
