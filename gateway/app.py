@@ -52,6 +52,7 @@ from gateway.metrics.collector import GatewayCollector
 from gateway.metrics.shared import SharedFigures, place_of
 from gateway.middleware.authentication import AuthenticationMiddleware, public_paths
 from gateway.middleware.measuring import MeasuringMiddleware
+from gateway.middleware.memory import MemoryMiddleware
 from gateway.middleware.of_users import middleware_of
 from gateway.middleware.rate_limits import RateLimitMiddleware
 from gateway.middleware.request_id import RequestIdMiddleware
@@ -165,6 +166,7 @@ def middleware(context: GatewayContext) -> list[Middleware]:
                 allow_credentials=options.allow_credentials,
             )
         )
+    found.append(Middleware(MemoryMiddleware, guard=context.memory))
     if options.needs_key:
         public = public_paths(options.metrics_without_key)
         found.append(Middleware(AuthenticationMiddleware, api_keys=context.api_keys, public_paths=public))
@@ -229,7 +231,12 @@ def make_registry(context: GatewayContext) -> tuple[CollectorRegistry, SharedFig
     Gateways that share a port report the sums of all of them, and no process metrics.
     """
     collector = GatewayCollector(
-        context.fleet, context.pipeline.router_streams, context.statistics, context.http_statistics, context.api_keys
+        context.fleet,
+        context.pipeline.router_streams,
+        context.statistics,
+        context.http_statistics,
+        context.api_keys,
+        context.memory,
     )
     if not (folder := context.options.shared_port_folder):
         registry = new_registry()
@@ -245,7 +252,10 @@ def make_registry(context: GatewayContext) -> tuple[CollectorRegistry, SharedFig
 async def _lifespan(more: Sequence[Callable[[], Coroutine[Any, Any, None]]], app: Starlette) -> AsyncIterator[None]:
     """Runs the sessions with the other services, and the jobs in `more`, while the server runs."""
     context: GatewayContext = app.state.context
-    jobs = [begin(run()) for run in (context.fleet.run, context.pipeline.run, context.api_keys.run, *more)]
+    jobs = [
+        begin(run())
+        for run in (context.fleet.run, context.pipeline.run, context.api_keys.run, context.memory.run, *more)
+    ]
     yield
     await context.responses.close(context.options.drain_timeout_seconds, stopping())
     for job in jobs:

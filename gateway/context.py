@@ -24,6 +24,7 @@ from gateway.services.speech import SpeechFormats
 from gateway.services.tokenizer import Tokenizer
 from gateway.tool_parsers.base import ToolParser
 from quire.media import MAX_FILES_BYTES
+from quire.memory_guard import MemoryGuard
 from quire.options.gateway import GatewayOptions
 from quire.tracing.base import Tracer
 from quire.work_pool import WorkPool
@@ -57,6 +58,7 @@ class GatewayContext:
     # Parses tool calls, in chats that have tools.
     tool_parser: type[ToolParser] | None = None
     tracer: Tracer | None = None
+    memory: MemoryGuard = field(default_factory=MemoryGuard)
     draining: bool = False
     start_time: int = field(default_factory=lambda: int(time.time()))
     # For forms with files, until the tokenizer service has read them.
@@ -82,6 +84,8 @@ class GatewayContext:
         reasons = []
         if self.draining:
             reasons.append("the server is stopping")
+        if self.memory.is_short:
+            reasons.append("the server is short of memory")
         if not self.pipeline.router_streams.connected:
             reasons.append("the router cannot be reached")
         elif not self.fleet.ready:

@@ -9,7 +9,7 @@ QuireError
 ├── FailedPrecondition    right request, wrong server: no chat template, feature not switched on
 ├── Overloaded            a bounded queue is full; try again later
 │   └── RateLimited       a limit of the caller's own key is reached; says when to try again
-├── Unavailable           not ready, draining, or the peer is gone
+├── Unavailable           not ready, draining, short of memory, or the peer is gone
 ├── DeadlineExceeded      the request's own time ran out
 ├── Cancelled             the caller went away
 └── Internal              our fault; details are in the log, not in the message

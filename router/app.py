@@ -69,6 +69,7 @@ class Router:
                 (self.dispatcher.waiting, core.pooling.waiting),
                 self.index,
                 lambda: core.autoscaling.wanted,
+                core.memory,
             )
         )
         self.server = GrpcServer("router", _SERVICE, server, security, self.metrics, (_ADMIN_SERVICE,), tracer)
@@ -90,7 +91,7 @@ class Router:
         await self.server.start()
         self.registry.announce(STATIC_WORKERS, self._static_workers)
         heartbeat = self._heartbeat.run(self._registrations.expire)
-        jobs = (heartbeat, self._keep_house(), *(source.run() for source in self._dns))
+        jobs = (heartbeat, self._keep_house(), self.core.memory.run(), *(source.run() for source in self._dns))
         self._tasks = [asyncio.create_task(job) for job in jobs]
         for task in self._tasks:
             task.add_done_callback(self._check_task)

@@ -6,9 +6,10 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from quire.memory_guard import MemoryGuard
 from router.autoscaling import Group, Wanted
 from router.index.prefix_index import PrefixIndex
 from router.requests.waiting_room import WaitingRoom
@@ -28,12 +29,14 @@ class StateCollector(Collector):
         waiting: Sequence[WaitingRoom[Any]],
         index: PrefixIndex,
         wanted: Callable[[], Mapping[Group, Wanted]],
+        memory: MemoryGuard,
     ) -> None:
         self._workers = workers
         self._sessions = sessions
         self._waiting = waiting
         self._index = index
         self._wanted = wanted
+        self._memory = memory
 
     def collect(self) -> Iterable[Metric]:
         """Yields all metrics; called by Prometheus."""
@@ -48,6 +51,11 @@ class StateCollector(Collector):
         yield self._collect_wanted()
         yield GaugeMetricFamily("quire_router_sessions", "Open sessions.", value=self._sessions())
         yield GaugeMetricFamily("quire_router_index_blocks", "Blocks in the prefix index.", value=len(self._index))
+        yield CounterMetricFamily(
+            "quire_router_memory_refusals",
+            "Requests refused because this router had nearly used up its memory limit.",
+            value=self._memory.num_refused,
+        )
         sampling = self._index.device.sampling
         yield GaugeMetricFamily(
             "quire_router_index_sampling",

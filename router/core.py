@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 from quire.errors import QuireError
+from quire.memory_guard import MemoryGuard
 from quire.options.router import RouterOptions
 from quire.runners import GENERATE, POOLING
 from quire.seeds import SeedSource
@@ -52,7 +53,8 @@ class RouterCore:
         """
         self.aliases = Aliases.parse(options.model_alias)
         self.index = PrefixIndex(options.max_index_blocks, clock.time)
-        admission = Admission(options.max_inflight_requests)
+        self.memory = MemoryGuard()
+        admission = Admission(options.max_inflight_requests, self.memory)
         loads = LoadTable()
         self._ready_workers = ReadyWorkers(workers, clock.time, options.max_absence_seconds, loads)
         self._clock = clock

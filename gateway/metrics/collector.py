@@ -20,6 +20,7 @@ from gateway.metrics.prometheus import ENGINE_LABELS, histogram_family, labels_o
 from gateway.requests.statistics import HISTOGRAMS, RequestStatistics
 from gateway.services.fleet import EngineKey, Fleet
 from gateway.services.router_streams import RouterStreams
+from quire.memory_guard import MemoryGuard
 
 PREFIXES = ("vllm:", "quire_")
 _OWN = "Covers this gateway's requests only."
@@ -57,12 +58,14 @@ class GatewayCollector(Collector):
         statistics: RequestStatistics,
         http: HttpStatistics,
         api_keys: ApiKeys,
+        memory: MemoryGuard,
     ) -> None:
         self._fleet = fleet
         self._router_streams = router_streams
         self._statistics = statistics
         self._http = http
         self._api_keys = api_keys
+        self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client."""
@@ -80,6 +83,11 @@ class GatewayCollector(Collector):
             "quire_gateway_texts_moved",
             "Choices whose text moved to another tokenizer service session because theirs was lost.",
             value=self._statistics.texts_moved,
+        )
+        yield CounterMetricFamily(
+            "quire_gateway_memory_refusals",
+            "Requests refused because this gateway had nearly used up its memory limit.",
+            value=self._memory.num_refused,
         )
 
     def _request_metrics(self, prefix: str) -> Iterator[Metric]:

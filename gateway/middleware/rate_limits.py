@@ -12,7 +12,7 @@ from gateway.requests.named_key import NamedKey
 from quire.errors import RateLimited
 
 # What ends running requests must be possible at any limit.
-_ENDS_REQUESTS = re.compile(rb"/inference/v1/abort_requests|/v1/responses/[^/]+/cancel")
+ENDS_REQUESTS = re.compile(rb"/inference/v1/abort_requests|/v1/responses/[^/]+/cancel")
 
 
 class RateLimitMiddleware:
@@ -27,7 +27,7 @@ class RateLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes on what has no limits, and requests within their limits."""
         key: NamedKey | None = scope["state"].get("named_key") if scope["type"] == "http" else None
-        if key is None or scope["method"] != "POST" or _ENDS_REQUESTS.fullmatch(path_below_root(scope)):
+        if key is None or scope["method"] != "POST" or ENDS_REQUESTS.fullmatch(path_below_root(scope)):
             await self._app(scope, receive, send)
             return
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from quire.errors import Overloaded, Unavailable
+from quire.memory_guard import MemoryGuard
 from router.requests.waiting_room import WaitingRoom
 
 
 class Admission:
-    """Refuses requests while the router drains or has as many requests as it may have."""
+    """Refuses requests while the router drains, is short of memory, or has as many requests as it may have."""
 
-    def __init__(self, max_inflight_requests: int) -> None:
+    def __init__(self, max_inflight_requests: int, memory: MemoryGuard) -> None:
         self._max_inflight_requests = max_inflight_requests
+        self._memory = memory
         self.draining = False
 
     def check(self, model: str, inflight: int, waiting: WaitingRoom[Any]) -> None:
@@ -27,6 +29,7 @@ class Admission:
         """
         if self.draining:
             raise Unavailable("The router is shutting down; send the request again.")
+        self._memory.admit()
         if inflight >= self._max_inflight_requests:
             raise Overloaded(
                 f"The router already has {inflight} requests in flight (--max-inflight-requests); try again later.",

@@ -109,6 +109,22 @@ async def test_the_router_is_full(stack: GatewayStack) -> None:
     assert (await stack.post(*COMPLETION)).status_code == 200
 
 
+async def test_the_memory_is_short(stack: GatewayStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what ends requests, and what watches the server, gets an answer."""
+    guard = stack.context.memory
+    with monkeypatch.context() as patch:
+        patch.setattr(guard, "_used", lambda: 0.96)
+        guard.look()
+        assert "short of memory" in await overloaded(stack, *COMPLETION)
+        health = await stack.client.get("/health")
+        assert (health.status_code, "short of memory" in health.text) == (503, True)
+        assert (await stack.client.get("/livez")).status_code == 200
+        assert (await stack.post("/inference/v1/abort_requests", {"request_ids": ["x"]})).status_code != 503
+        assert "quire_gateway_memory_refusals_total 2.0" in (await stack.client.get("/metrics")).text
+    guard.look()
+    assert (await stack.post(*COMPLETION)).status_code == 200
+
+
 async def test_as_many_connections_as_are_taken(tokenizer_folder: Path) -> None:
     async with running_gateway(tokenizer_folder, max_connections=1) as stack:
         await stack.complete()
