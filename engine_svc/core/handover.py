@@ -128,7 +128,9 @@ def joined(steps: Sequence[list[SequenceDelta]]) -> list[SequenceDelta]:
         if delta.logprobs is None and delta.prompt_logprobs is None:
             # A delta without tokens may concern the whole request, such as its early end.
             if place is not None and delta.token_ids and (before := found[place]) is not None:
-                delta = msgspec.structs.replace(delta, token_ids=before.token_ids + delta.token_ids)
+                delta = msgspec.structs.replace(
+                    delta, token_ids=before.token_ids + delta.token_ids, num_previous_tokens=before.num_previous_tokens
+                )
                 found[place] = None
             places[sequence] = len(found)
         found.append(delta)

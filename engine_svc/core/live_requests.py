@@ -97,6 +97,7 @@ class LiveRequests:
             SequenceDelta(
                 live.key, choice, token_ids, logprobs, prompt_logprobs, reason, stop_token_id, final, usage,
                 ended_by_constraint=reason is FinishReason.STOP and not by_token,
+                num_previous_tokens=sequence.num_output_tokens - len(token_ids) if token_ids else None,
             )
         )  # fmt: skip
 

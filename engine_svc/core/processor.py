@@ -145,7 +145,12 @@ class StepProcessor:
             prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, []
         ending = end_of_grammar(sequence, ending, count)
         if ending is None:
-            self._requests.report(SequenceDelta(live.key, sequence.choice_index, run, logprobs, prompt_logprobs))
+            self._requests.report(
+                SequenceDelta(
+                    live.key, sequence.choice_index, run, logprobs, prompt_logprobs,
+                    num_previous_tokens=sequence.num_output_tokens - count,
+                )
+            )  # fmt: skip
         else:
             self._requests.finish(sequence, ending.reason, run, logprobs, prompt_logprobs, ending.stop_token_id)
 

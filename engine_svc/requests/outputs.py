@@ -55,6 +55,7 @@ class SequenceDelta(msgspec.Struct, frozen=True):
     usage: Usage | None = None  # on the final one
     error: QuireError | None = None
     ended_by_constraint: bool = False  # not by a stop token: the last token is part of the text
+    num_previous_tokens: int | None = None  # of the sequence's output; None without token_ids
     pooled: tuple[PooledOutput, ...] = ()  # outputs of a pooling request, on its only delta
 
 

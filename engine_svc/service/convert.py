@@ -104,7 +104,10 @@ def from_pooled(delta: SequenceDelta) -> common_pb2.PoolResponse:
 
 def add_delta(deltas: Any, delta: SequenceDelta, stream_id: int) -> None:
     """Appends a delta to a repeated field of GenerationDelta."""
-    message = deltas.add(stream_id=stream_id, choice_index=delta.choice_index, token_ids=delta.token_ids)
+    message = deltas.add(
+        stream_id=stream_id, choice_index=delta.choice_index, token_ids=delta.token_ids,
+        num_previous_tokens=delta.num_previous_tokens,
+    )  # fmt: skip
     if delta.logprobs:
         _add_logprobs(message.logprobs, delta.logprobs)
     if delta.prompt_logprobs:

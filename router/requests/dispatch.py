@@ -181,6 +181,9 @@ class Dispatcher:
                 delta.finish_reason == common_pb2.FINISH_REASON_ERROR and self._try_elsewhere(stream, delta)
             ):
                 continue  # aborted while its last deltas were in transit; or moving to another worker
+            if not stream.journal.continues(delta):
+                self._move_garbled(worker, stream)
+                continue
             if not stream.started:
                 self._begin(stream)
             stream.journal.take(delta)
@@ -305,6 +308,14 @@ class Dispatcher:
                 return True
         self._move(stream, error)
         return True
+
+    def _move_garbled(self, worker: Worker, stream: Stream) -> None:
+        """Moves a request of which the worker lost or repeated tokens: what came before is right."""
+        logger.error("worker %s lost or repeated tokens of request %s", worker.address, stream.request.request_id)
+        self._outliers.failed(worker)
+        self._abort_at_worker(stream)
+        message = "The engine workers that were running this request lost or repeated tokens."
+        self._move(stream, Unavailable(message, reason=WORKER_LOST))
 
     def _hand_over(self, stream: Stream, usage: common_pb2.GenerationUsage) -> None:
         """Continues a request on a worker that loads its prompt's blocks, from the tokens that it has."""

@@ -38,6 +38,16 @@ class Journal:
             self.num_tokens -= len(self._token_ids[choice][num_tokens:])
             del self._token_ids[choice][num_tokens:]
 
+    def continues(self, delta: common_pb2.GenerationDelta) -> bool:
+        """Whether a delta follows the tokens that are here, so that none was lost or repeated. For a sequence that was
+        stopped, any does."""
+        choice = delta.choice_index
+        return (
+            delta.num_previous_tokens == len(self._token_ids[choice])  # first, as it is nearly always so
+            or self._finished[choice]
+            or not delta.HasField("num_previous_tokens")
+        )
+
     def take(self, delta: common_pb2.GenerationDelta) -> None:
         """Records a delta that goes to the caller."""
         self._add(delta.choice_index, delta.token_ids, delta.finish_reason != 0)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -51,6 +51,8 @@ class FakeOptions:
     silent: bool = False
     # It answers calls but does nothing, as when its engine hangs in a step.
     wedged: bool = False
+    # Number of a token, from 0 → how many tokens later the sequence continues: 1 loses a token, -1 repeats one.
+    slips: Mapping[int, int] = field(default_factory=dict)
     # Every request ends with this before its first token.
     start_error: QuireError | None = None
     total_kv_blocks: int = 1000
@@ -374,12 +376,16 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     def _step(self, request: Request) -> None:
         prompt = request.generation.prompt_token_ids
         for choice in request.alive:
+            request.produced[choice] += self.options.slips.get(request.produced[choice], 0)
             produced = request.produced[choice]
             token = (sum(prompt) + 7 * produced + 31 * choice) % VOCAB_SIZE
             tokens = [token]
             if not request.limit:  # the prompt alone is computed
                 tokens, request.stopped[choice] = [], 0
-            delta = request.outbox.post().deltas.add(stream_id=request.stream_id, choice_index=choice, token_ids=tokens)
+            delta = request.outbox.post().deltas.add(
+                stream_id=request.stream_id, choice_index=choice, token_ids=tokens,
+                num_previous_tokens=produced if tokens else None,
+            )  # fmt: skip
             _score(request, delta)
             request.produced[choice] += len(tokens)
             self.counters.generation_tokens += len(tokens)

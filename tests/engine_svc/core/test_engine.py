@@ -63,6 +63,7 @@ class Collected:
 
     def __init__(self) -> None:
         self.tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.places: dict[tuple[int, int], int] = {}  # where each sequence continues
         self.last: dict[int, SequenceDelta] = {}
         self.reasons: dict[tuple[int, int], FinishReason] = {}
         self.deltas: list[SequenceDelta] = []
@@ -71,7 +72,12 @@ class Collected:
         for delta in deltas:
             assert delta.key not in self.last, "a delta after the final one"
             self.deltas.append(delta)
-            self.tokens[delta.key, delta.choice_index] += delta.token_ids
+            sequence = delta.key, delta.choice_index
+            self.tokens[sequence] += delta.token_ids
+            if delta.num_previous_tokens is not None:
+                assert self.places.get(sequence, delta.num_previous_tokens) == delta.num_previous_tokens
+                self.places[sequence] = delta.num_previous_tokens + len(delta.token_ids)
+            assert bool(delta.token_ids) == (delta.num_previous_tokens is not None)
             if delta.finish_reason is not None:
                 assert (delta.key, delta.choice_index) not in self.reasons or delta.is_final
                 self.reasons[delta.key, delta.choice_index] = delta.finish_reason
@@ -205,6 +211,7 @@ def test_a_resumed_request_goes_on_as_if_it_had_not_moved(
     collected = run(engine)
     for cut in range(20):
         assert [collected.tokens[cut, choice] for choice in range(3)] == [whole[0][cut:], [], whole[2]]
+        assert [collected.places[cut, choice] for choice in (0, 2)] == [20, 20]
         assert (cut, 1) not in collected.reasons
         usage = collected.last[cut].usage
         assert usage is not None

@@ -140,15 +140,19 @@ async def test_a_closed_handover_holds_nobody_up(monkeypatch: pytest.MonkeyPatch
 
 
 def test_tokens_of_a_sequence_become_one_delta_where_its_last_was() -> None:
-    end = SequenceDelta(1, 0, [14], finish_reason=FinishReason.STOP, stop_token_id=14, is_final=True)
+    how = {"finish_reason": FinishReason.STOP, "stop_token_id": 14, "is_final": True}
+    end = SequenceDelta(1, 0, [14], num_previous_tokens=7, **how)  # type: ignore[arg-type]
     steps = [
-        [SequenceDelta(1, 0, [10]), SequenceDelta(1, 1, [20]), SequenceDelta(2, 0, [30])],
-        [SequenceDelta(1, 0, [11, 12]), SequenceDelta(1, 1, [21], finish_reason=FinishReason.LENGTH)],
+        [SequenceDelta(1, 0, [10], num_previous_tokens=4), SequenceDelta(1, 1, [20]), SequenceDelta(2, 0, [30])],
+        [
+            SequenceDelta(1, 0, [11, 12], num_previous_tokens=5),
+            SequenceDelta(1, 1, [21], finish_reason=FinishReason.LENGTH),
+        ],
         [end, SequenceDelta(2, 0, [31])],
     ]
     assert joined(steps) == [
         SequenceDelta(1, 1, [20, 21], finish_reason=FinishReason.LENGTH),
-        SequenceDelta(1, 0, [10, 11, 12, 14], finish_reason=FinishReason.STOP, stop_token_id=14, is_final=True),
+        SequenceDelta(1, 0, [10, 11, 12, 14], num_previous_tokens=4, **how),  # type: ignore[arg-type]
         SequenceDelta(2, 0, [30, 31]),
     ]
     assert [delta.token_ids for delta in steps[0]] == [[10], [20], [30]]
