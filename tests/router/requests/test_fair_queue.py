@@ -134,6 +134,12 @@ def test_a_tenant_that_is_let_in_out_of_turn_has_its_next_turn_later() -> None:
     assert queue.peek()[0].item == "b1"
 
 
+def test_a_less_urgent_request_between_two_hides_none() -> None:
+    queue: FairQueue[str] = FairQueue(100, 10**6)
+    fill(queue, ("a0", 0, 1), ("a1", 1, 1), ("a2", 0, 1))
+    assert [entry.item for entry in queue.peek(3)] == ["a0", "a2"]
+
+
 def test_none_goes_before_one_that_was_passed_over_often_enough() -> None:
     queue: FairQueue[str] = FairQueue(100, 10**6)
     entries = fill(queue, *((f"a{n}", 0, 100) for n in range(5)), ("a5", 1, 100))
