@@ -19,6 +19,7 @@ from gateway.metrics.collector import GatewayCollector
 from gateway.metrics.http import HttpStatistics
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.fleet import Fleet
+from quire.memory_guard import MemoryGuard
 from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from router.app import Router
@@ -72,7 +73,7 @@ def names_of(metrics: Iterable[Metric]) -> set[str]:
 async def exported() -> set[str]:
     """The names of all metrics of a gateway and of a router that have just started."""
     streams: Any = SimpleNamespace(queued={})
-    gateway = GatewayCollector(Fleet([]), streams, RequestStatistics(), HttpStatistics(), ApiKeys(()))
+    gateway = GatewayCollector(Fleet([]), streams, RequestStatistics(), HttpStatistics(), ApiKeys(()), MemoryGuard())
     router = Router(RouterOptions(), GrpcServerOptions(port=0), RpcSecurityOptions())
     try:
         return names_of(gateway.collect()) | names_of(router.metrics.collect())
