@@ -117,9 +117,9 @@ class PlacementTable(Generic[Request]):
         self.decisions.record(decision)
         return True
 
-    def pick(self, streams: Sequence[Request]) -> int:
+    def pick(self, streams: Sequence[Request]) -> int | None:
         """Index of the first request of which a worker with room has nearly as much cached as any worker; 0 if there is
-        none.
+        none, None if no worker has room.
 
         Args:
             streams: that wait for a worker for the same model.
@@ -130,7 +130,7 @@ class PlacementTable(Generic[Request]):
         for index, stream in enumerate(streams):
             places = self._suitable(stream, ready)
             if not len(places):
-                return 0
+                return 0 if index else None
             known = self._candidates(stream, ready).known_tokens
             most = known.max()
             if ready.prefills is not None:

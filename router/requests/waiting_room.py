@@ -55,14 +55,14 @@ class WaitingRoom(Generic[Waiting]):
         clock: Clock,
         place: Callable[[Waiting], bool],
         fail: Callable[[Waiting, QuireError], None],
-        pick: Callable[[Sequence[Waiting]], int] = lambda _: 0,
+        pick: Callable[[Sequence[Waiting]], int | None] = lambda _: 0,
     ) -> None:
         """
         Args:
             place: puts a request on a worker; returns False when none has room. Raises the error that ends the request.
             fail: ends a request with an error.
-            pick: the index of the request that suits the workers with room best, 0 if none does better than the first.
-                By default, requests go in order.
+            pick: the index of the request that suits the workers with room best, 0 if none does better than the first,
+                None if none can be placed. By default, requests go in order.
         """
         self._max_requests = max_requests
         self._max_tokens = max_tokens
@@ -170,6 +170,8 @@ class WaitingRoom(Generic[Waiting]):
             stream = entries[0].item
             try:
                 picked = self._pick([entry.item for entry in entries])
+                if picked is None:
+                    return
                 stream = entries[picked].item
                 if not self._place(stream):
                     return
