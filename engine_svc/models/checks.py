@@ -43,7 +43,8 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
     _check_numbers(config, least=0)
     # Layers without a dense feed-forward part have no such size.
     if config.norm_placement != "alone" and any(moe is None or moe.beside_dense for moe in config.moe):
-        _check_whole("intermediate_size", config.intermediate_size, 2**24)
+        for size in (config.intermediate_size, *config.own_sizes.values()):
+            _check_whole("intermediate_size", size, 2**24)
     for part in parts:
         if part is not None:
             _check_numbers(part, least=1)

@@ -41,6 +41,16 @@ NormPlacement = Literal[
 ]  # fmt: skip
 
 
+class Pruned(NamedTuple):
+    """What is left of a layer's attention and of its feed-forward part; matrix: a single one has replaced it."""
+
+    attention: Literal["whole", "matrix", "none"]
+    feed_forward: Literal["whole", "matrix", "none"]
+
+
+WHOLE = Pruned("whole", "whole")
+
+
 class LayerHeads(NamedTuple):
     """The heads of a layer's attention."""
 
@@ -210,7 +220,8 @@ class ModelConfig(ModelFacts):
     qkv_clip: float | None = None  # queries, keys and values are clipped to this absolute value
     qkv_layout: Layout = Layout()  # of checkpoint tensors that hold queries, keys and values together
     output_bias: bool = False  # of the attention's output projection
-    wide_layers: frozenset[int] = frozenset()  # layers whose feed-forward part is twice as wide
+    own_sizes: Mapping[int, int] = field(default_factory=dict)  # intermediate_size of layers where it differs
+    pruned: Mapping[int, Pruned] = field(default_factory=dict)  # layers that lack attention or feed-forward
     mlp_bias: bool = False
     mlp_gated: bool = True
     mlp_up_first: bool = False  # in checkpoint tensors that hold gate and up together

@@ -16,7 +16,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import LayerNorm, RMSNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, CrossCache, LayerCache, StepInputs
 from engine_svc.models.compressed_attention import CompressedAttention
-from engine_svc.models.config import ModelConfig
+from engine_svc.models.config import WHOLE, ModelConfig
 from engine_svc.models.cross_attention import CrossAttention
 from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention, ValueGatedAttention
 from engine_svc.models.gemma4_attention import Gemma4Attention
@@ -61,7 +61,7 @@ class DecoderLayer(torch.nn.Module):
             factor = config.output_norm_factor if name in self.output_norms else 1.0
             setattr(self, name, hidden_norm(config, context, factor))
         self._mixes = attends or self.state_shape is not None
-        if not (is_alone and self._mixes):
+        if not (is_alone and self._mixes) and config.pruned.get(index, WHOLE).feed_forward == "whole":
             self.add_module(feed_forward_name, _feed_forward(config, context.at(feed_forward_name), index))
 
     def forward(
@@ -272,7 +272,7 @@ def _feed_forward(config: ModelConfig, context: LayerContext, index: int) -> MLP
     if (moe := config.moe[index]) and not moe.beside_dense:
         return SparseMLP(config, moe, context)
     size, bias = config.hidden_size, config.mlp_bias
-    inner = config.intermediate_size * (2 if index in config.wide_layers else 1)
+    inner = config.own_sizes.get(index, config.intermediate_size)
     if config.activation == "xielu":
         return XieluMLP(size, inner, bias=bias, context=context)
     if not config.mlp_gated and not config.mlp_has_up:

@@ -52,7 +52,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         sliding_windows=windows, rope_parameters=rope_parameters(rotation), rotary_dim=whole.size,
         local_rope_parameters=local_rotation(config, 10000.0), attention_scale=1.0, qk_norm="head", value_norm=True,
         keys_are_values=bool(config.get("attention_k_eq_v")), borrowed=borrowed, qkv_bias=bias, output_bias=bias,
-        wide_layers=frozenset(borrowed if config.get("use_double_wide_mlp") else ()),
+        own_sizes=dict.fromkeys(borrowed if config.get("use_double_wide_mlp") else (), 2 * config["intermediate_size"]),
         moe=(moe,) * config["num_hidden_layers"], norm_placement="around, scaled",
         activation=activation(config.get("hidden_activation") or "gelu_pytorch_tanh"),
         embedding_scale=size**0.5, logits_softcap=config.get("final_logit_softcapping"),

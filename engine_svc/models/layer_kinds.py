@@ -1,4 +1,4 @@
-"""The kinds of decoder layers, by where their norms are: see ModelConfig.norm_placement."""
+"""The kinds of decoder layers, by where their norms are (see ModelConfig.norm_placement) or what they lack."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from engine_svc.models.decoder_layer import (
     SumNormLayer,
 )
 from engine_svc.models.gemma4_layer import Gemma4Layer
+from engine_svc.models.pruned_layer import PrunedLayer
 from engine_svc.models.streams import StreamLayer
 
 LAYERS: dict[str, type[DecoderLayer]] = {
@@ -27,5 +28,7 @@ LAYERS: dict[str, type[DecoderLayer]] = {
 
 def create_layer(config: ModelConfig, context: LayerContext, index: int) -> DecoderLayer:
     """Creates the layer with this index."""
+    if index in config.pruned:
+        return PrunedLayer(config, context, index)
     placement = config.recurrent_norm_placement if index in config.recurrent else None
     return LAYERS[placement or config.norm_placement](config, context, index)

@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "Cohere2MoeForCausalLM": "engine_svc.models.cohere_moe",
     "CohereForCausalLM": "engine_svc.models.cohere",
     "CwmForCausalLM": "engine_svc.models.cwm",
+    "DeciLMForCausalLM": "engine_svc.models.nemotron_nas",
     "DeepseekV2ForCausalLM": "engine_svc.models.deepseek",
     "DeepseekV32ForCausalLM": "engine_svc.models.deepseek",
     "DeepseekV3ForCausalLM": "engine_svc.models.deepseek",

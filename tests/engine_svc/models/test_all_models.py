@@ -29,7 +29,7 @@ def test_the_page_has_all_types() -> None:
 
 
 def test_all_native_ones_are_compared_with_transformers() -> None:
-    """Tests of families, mixtures and hybrids do so; separate ones for DeepSeek V4, and for other names of models.
+    """Tests of families, mixtures and hybrids do so; separate ones for DeepSeek V4, Llama Nemotron, and other names.
 
     What is only in remote code is compared with other families.
     """
@@ -38,8 +38,8 @@ def test_all_native_ones_are_compared_with_transformers() -> None:
         config_class = getattr(transformers, f"{name}Config")
         compared.add(transformers.AutoModelForCausalLM._model_mapping[config_class].__name__)
     others = {
-        "BaichuanForCausalLM", "BailingMoeV3ForCausalLM", "ChatGLMForConditionalGeneration", "DeepseekV4ForCausalLM",
-        "InternLM3ForCausalLM", "MPTForCausalLM", "MiMoForCausalLM", "MiniMaxM1ForCausalLM",
+        "BaichuanForCausalLM", "BailingMoeV3ForCausalLM", "ChatGLMForConditionalGeneration", "DeciLMForCausalLM",
+        "DeepseekV4ForCausalLM", "InternLM3ForCausalLM", "MPTForCausalLM", "MiMoForCausalLM", "MiniMaxM1ForCausalLM",
         "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM", "RWForCausalLM", "Step3p5ForCausalLM",
         "WhisperForConditionalGeneration",
     }  # fmt: skip
