@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -99,8 +100,8 @@ def _gateway(options: GatewayOptions, batch: BatchOptions) -> GatewayOptions:
     """The gateway's options: it serves nobody else, unless metrics are wanted."""
     if options.uds:
         raise StartupError("A batch has no clients: leave --uds out. --enable-metrics serves the metrics on --port.")
-    if options.api_key_file:
-        raise StartupError("A batch sends its requests with a key of --api-key: set that instead of --api-key-file.")
+    if options.api_key_file and not options.api_key:  # the file may hold hashes only, and its limits are for others
+        options = dataclasses.replace(options, api_key=(secrets.token_hex(32),))
     if batch.enable_metrics:
         return dataclasses.replace(options, host=batch.url)
     return dataclasses.replace(options, host="127.0.0.1", port=free_ports(1)[0])

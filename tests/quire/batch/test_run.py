@@ -74,11 +74,23 @@ def test_an_address_takes_no_answers_to_its_own_requests() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_it_needs_a_key_to_send_its_requests_with(tmp_path: Path) -> None:
-    batch = BatchOptions(str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"))
+@pytest.mark.parametrize("keys", [(), ("own",)])
+def test_a_file_of_keys_is_for_others_than_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    started: list[GatewayOptions] = []
+
+    def answer(batch: BatchOptions, requests: BatchInput, results: Results, groups: dict[str, Any]) -> None:
+        started.append(groups["gateway"])
+        answer_all(batch, requests, results, groups)
+
+    monkeypatch.setattr(run, "_answer", answer)
     (tmp_path / "in.jsonl").write_text('{"custom_id": "r0", "url": "/v1/completions", "body": {}}')
-    with pytest.raises(StartupError, match="set that instead of --api-key-file"):
-        run.main(batch, gateway=GatewayOptions(api_key_file="keys.json"))
+    (tmp_path / "keys.json").write_text('{"keys": [{"name": "a", "key": "secret"}]}')
+    batch = BatchOptions(str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"))
+    run.main(batch, gateway=GatewayOptions(api_key=keys, api_key_file=str(tmp_path / "keys.json")))
+    started[0].check()
+    assert started[0].api_key == keys or (len(started[0].api_key) == 1 and len(started[0].api_key[0]) == 64)
 
 
 def test_an_output_that_cannot_be_is_named_at_once(tmp_path: Path) -> None:
