@@ -36,6 +36,7 @@ class EncodeOptions:
     adapter: str = ""  # revision of the adapter that will compute the blocks
     truncation: Truncation | None = None  # applied to texts that are too long, before max_tokens is checked
     contents: Sequence[Content] = ()  # images, for the block keys
+    with_offsets: bool = False  # not with truncation
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Encoded:
 
     token_ids: Sequence[int]
     block_keys: Sequence[int]
+    offsets: Sequence[int] = ()  # if wanted: the characters of the text at which each token begins and ends
 
 
 class Encoder:
@@ -63,6 +65,13 @@ class Encoder:
                 certain.
             Overloaded: too many texts wait.
         """
+        found = await self._encode(texts, options)
+        if not options.with_offsets:
+            return found
+        offsets = [await self._offsets(text, options.add_special_tokens) for text in texts]
+        return [dataclasses.replace(each, offsets=places) for each, places in zip(found, offsets, strict=True)]
+
+    async def _encode(self, texts: Sequence[str], options: EncodeOptions) -> list[Encoded]:
         if sum(map(len, texts)) <= _INLINE_CHARS:
             return self._encode_short(texts, options)
         found: list[Encoded] = []
@@ -127,7 +136,7 @@ class Encoder:
         least = self._codec.pieces.least_tokens(text)
         if most and least > most:
             raise _too_long(most, f"at least {least}")
-        pool = self.pool if self._codec.pieces.can_cut else self._uncut_pool
+        pool = self._pool_of(text)
         token_ids = array("I")
         special = options.add_special_tokens and not truncation
         pieces = self._codec.encode_pieces(text, special, PIECE_CHARS)
@@ -137,6 +146,17 @@ class Encoder:
             if truncation and not truncation.keeps_end and len(token_ids) >= truncation.num_tokens:
                 break
         return await self.pool.run(self._finish_long, token_ids, options)
+
+    async def _offsets(self, text: str, add_special_tokens: bool) -> Sequence[int]:
+        """Encodes a text again, slower, and keeps track of the places."""
+        pieces, offsets = self._codec.offsets(text, add_special_tokens, PIECE_CHARS), array("I")
+        while await self._pool_of(text).run(_add_piece, pieces, offsets):
+            pass
+        return offsets
+
+    def _pool_of(self, text: str) -> WorkPool:
+        is_short = self._codec.pieces.can_cut or len(text) <= PIECE_CHARS
+        return self.pool if is_short else self._uncut_pool
 
     def _finish_long(self, token_ids: Sequence[int], options: EncodeOptions) -> Encoded:
         if options.truncation:
@@ -178,10 +198,10 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _add_piece(pieces: Iterator[list[int]], token_ids: array[int]) -> bool:
+def _add_piece(pieces: Iterator[list[int]], found: array[int]) -> bool:
     """Encodes the next piece; returns False when there is none."""
     for piece in pieces:
-        token_ids.extend(piece)
+        found.extend(piece)
         return True
     return False
 

@@ -177,7 +177,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         Raises:
             InvalidRequest: the template does not place them, or the text is too long.
         """
-        options = dataclasses.replace(options, block_size=0)
+        options = dataclasses.replace(options, block_size=0, with_offsets=False)
         if rendered.token_ids is None:
             text, media = self._media.insert(rendered.text, media)
             self._check_chars([text])
@@ -330,9 +330,11 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             InvalidRequest: a field is out of bounds.
         """
         _check_block_keys(wanted)
+        if wanted.return_token_offsets and wanted.HasField("truncation"):
+            raise InvalidRequest("Truncated texts have no offsets.", parameter="return_token_offsets")
         return EncodeOptions(
             wanted.add_special_tokens, wanted.block_size, wanted.cache_salt, wanted.max_tokens, wanted.adapter,
-            self._truncation(wanted),
+            self._truncation(wanted), with_offsets=wanted.return_token_offsets,
         )  # fmt: skip
 
     def _truncation(self, wanted: _EncodeOptions | tokenizer_pb2.EncodePairsRequest) -> Truncation | None:
@@ -405,6 +407,7 @@ def _fill(sequence: tokenizer_pb2.TokenSequence, encoded: Encoded) -> None:
     for start in range(0, len(encoded.token_ids), _FILLED_AT_ONCE):
         sequence.token_ids.extend(encoded.token_ids[start : start + _FILLED_AT_ONCE])
     sequence.block_keys.extend(encoded.block_keys)
+    sequence.token_offsets.extend(encoded.offsets)
 
 
 def _check_block_keys(wanted: _EncodeOptions) -> None:

@@ -56,6 +56,18 @@ class TextCodec:
             yield from self.encode([piece], add_special_tokens=False)
         yield after
 
+    def offsets(self, text: str, add_special_tokens: bool, size: int) -> Iterator[list[int]]:
+        """Yields where each token that `encode_pieces` yields begins and ends in the text: two numbers of characters
+        for each."""
+        before, after = self._around if add_special_tokens else ([], [])
+        yield [0] * 2 * len(before)
+        start = 0
+        for piece in self.pieces.cut(text, size):
+            (encoding,) = self._tokenizer.encode_batch([piece], add_special_tokens=False)
+            yield [start + place for pair in encoding.offsets for place in pair]
+            start += len(piece)
+        yield [0] * 2 * len(after)
+
     def truncated(self, token_ids: Sequence[int], truncation: Truncation, add_special_tokens: bool) -> Sequence[int]:
         """Truncates a text's tokens, encoded without special ones; adds the special tokens around them if wanted.
 

@@ -33,7 +33,13 @@ from gateway.requests.messages import template_messages, texts_of
 from gateway.requests.served_model import ServedModel
 from gateway.requests.template_variables import switch_of, template_variables
 from gateway.requests.tools import ToolUse, tool_use
-from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
+from gateway.requests.validate import (
+    check_choices,
+    check_generation,
+    check_logprobs,
+    check_token_offsets,
+    num_alternatives,
+)
 from gateway.services.tokenizer import RenderedChat
 from quire.errors import InvalidRequest
 from quire.runners import GENERATE
@@ -87,13 +93,16 @@ async def prepare(
     *,
     uploads: Uploads = NO_UPLOADS,
     parsers: Sequence[type[AnswerParser]] = (),
+    renders: bool = False,
 ) -> GenerationRequest:
     """Checks and renders conversations, and returns the generation request.
 
     Args:
         uploads: files that came with the request.
         parsers: further parsers of the answers, after those of all chats.
+        renders: whether the prompts are what is answered.
     """
+    check_token_offsets(body, renders=renders)
     with told_as({"prompt": "messages"}):
         return await _prepare(request, body, conversations, uploads, parsers)
 
@@ -140,6 +149,7 @@ async def _prepare(
             adapter=model.revision,
             max_tokens=context_bound(body, model),
             with_text=context.reasoning is not None,
+            with_offsets=bool(body.return_token_offsets),
         )
 
     first, constraint = await asyncio.gather(render(conversations[0]), compiled(context, wanted))

@@ -31,7 +31,13 @@ from gateway.requests.prompt_embeds import read_prompt_embeds
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
 from gateway.requests.token_ids_only import check_token_ids_only
-from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
+from gateway.requests.validate import (
+    check_choices,
+    check_generation,
+    check_logprobs,
+    check_token_offsets,
+    num_alternatives,
+)
 from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
 from quire.runners import GENERATE
@@ -68,16 +74,19 @@ async def prepare(
     *,
     default_max_tokens: int | None = _DEFAULT_MAX_TOKENS,
     thinks: bool = False,
+    renders: bool = False,
 ) -> GenerationRequest:
     """Checks and tokenizes the prompts, and returns the generation request.
 
     Args:
         default_max_tokens: see `make_generation_request`.
         thinks: whether the prompt is a conversation about which the model may still have to reason.
+        renders: whether the prompts are what is answered.
     """
     context = context_of(request)
     model = context.fleet.model(body.model, GENERATE)
     check(body, model)
+    check_token_offsets(body, renders=renders)
     if context.options.skip_tokenizer_init:
         check_token_ids_only(body)
     caller = caller_of(request, body)
@@ -196,6 +205,7 @@ async def _tokenized_prompts(
         return await context.tokenizer.encode(
             texts, body.add_special_tokens, block_size=model.block_size, cache_salt=caller.cache_salt,
             adapter=model.revision, max_tokens=context_bound(body, model), suffix=body.suffix or None,
+            with_offsets=bool(body.return_token_offsets and not body.suffix),
         )  # fmt: skip
     if body.suffix:
         raise InvalidRequest("suffix needs text prompts.", parameter="suffix")

@@ -47,13 +47,13 @@ async def render_completion(request: Request) -> Response:
             "prompt_embeds cannot be rendered, because they are not token ids.", parameter="prompt_embeds"
         )
     _check(body)
-    generation, wanted = await completions.prepare(request, body), constraint_of(body)
+    generation, wanted = await completions.prepare(request, body, renders=True), constraint_of(body)
     return json_response([rendered(body, generation, number, wanted) for number in range(len(generation.prompts))])
 
 
 async def _chat(request: Request, body: ChatCompletionRequest) -> Response:
     _check(body)
-    generation = await chat.prepare(request, body, [body.messages])
+    generation = await chat.prepare(request, body, [body.messages], renders=True)
     if generation.prompts[0].images:
         raise InvalidRequest(
             "A conversation with images, videos or audio cannot be rendered for /inference/v1/generate, which takes "

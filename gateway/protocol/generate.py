@@ -35,6 +35,7 @@ class GenerateRequest(RequestFields, kw_only=True):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: Whole = 0
+    token_offsets: Any = None  # what rendering returned beside the ids, which are all that is needed
 
     # Not supported: refused unless neutral.
     kv_transfer_params: Any = None
@@ -48,6 +49,8 @@ class RenderedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     token_ids: list[int]
     sampling_params: dict[str, Any]
+    # Where each token begins and ends, in characters of the text; None unless they are wanted and come from a text.
+    token_offsets: list[tuple[int, int]] | None = None
     request_id: str | None = None
     model: str | None = None
     reasoning_ended: bool | None = None

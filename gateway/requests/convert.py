@@ -198,7 +198,8 @@ def truncate(prompt: TokenizedPrompt, body: GenerationFields, max_model_len: int
     first = 0 if body.truncation_side == "right" else prompt.num_tokens - most
     embeds = prompt.embeds and prompt.embeds.rows(first, first + most)
     # The block keys are dropped: the remaining tokens may be aligned to blocks differently.
-    return TokenizedPrompt(prompt.token_ids[first : first + most], embeds=embeds)
+    offsets = prompt.token_offsets[first : first + most]
+    return TokenizedPrompt(prompt.token_ids[first : first + most], embeds=embeds, token_offsets=offsets)
 
 
 def _check_length(prompt: int, max_tokens: int | None, max_model_len: int) -> None:

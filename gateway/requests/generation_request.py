@@ -41,6 +41,7 @@ class TokenizedPrompt:
     images: tuple[Image, ...] = ()  # and videos and audio
     audio_seconds: float = 0.0  # length of its audio
     known_tokens: int | None = None  # set if token_ids has only the prompt's end, or nothing
+    token_offsets: tuple[tuple[int, int], ...] = ()  # if wanted: where each token begins and ends in the prompt's text
 
     @property
     def num_tokens(self) -> int:

@@ -57,9 +57,10 @@ def rendered(
         wanted: the constraint on its outputs.
     """
     alone = len(generation.prompts) == 1
-    thinking = generation.thinking
+    thinking, prompt = generation.thinking, generation.prompts[number]
     return RenderedRequest(
-        token_ids=list(generation.prompts[number].token_ids),
+        token_ids=list(prompt.token_ids),
+        token_offsets=list(prompt.token_offsets) or None,
         sampling_params=_sampling(body, generation, wanted),
         request_id=generation.request_id if alone else f"{generation.request_id}-{number}",
         model=generation.answering_model,

@@ -79,6 +79,19 @@ def check_request_id(request_id: str | None) -> None:
         raise InvalidRequest("request_id must be 1 to 128 of the characters A-Z a-z 0-9 . _ -", parameter="request_id")
 
 
+def check_token_offsets(body: GenerationFields, *, renders: bool) -> None:
+    """
+    Raises:
+        InvalidRequest: token offsets are wanted of a route that does not return them.
+    """
+    if body.return_token_offsets and not renders:
+        raise InvalidRequest(
+            "return_token_offsets is for /v1/completions/render and /v1/chat/completions/render, whose answers have "
+            "token_offsets: send the request there, or leave it out.",
+            parameter="return_token_offsets",
+        )
+
+
 def check_truncation(limit: int) -> None:
     """
     Raises:

@@ -106,7 +106,9 @@ def to_worker_view(worker: router_pb2.Worker) -> WorkerView:
 
 def to_prompt(sequence: tokenizer_pb2.TokenSequence) -> TokenizedPrompt:
     """Converts a prompt from the tokenizer service."""
-    return TokenizedPrompt(tuple(sequence.token_ids), tuple(sequence.block_keys))
+    places = sequence.token_offsets
+    offsets = tuple(zip(places[::2], places[1::2], strict=True))
+    return TokenizedPrompt(tuple(sequence.token_ids), tuple(sequence.block_keys), token_offsets=offsets)
 
 
 def to_conversation_prompt(rendered: tokenizer_pb2.RenderChatResponse) -> TokenizedPrompt:

@@ -89,12 +89,14 @@ class Tokenizer:
         adapter: str = "",
         max_tokens: int = 0,
         suffix: str | None = None,
+        with_offsets: bool = False,
     ) -> list[TokenizedPrompt]:
         """Returns the token ids of each text, and the keys of their blocks of `block_size` tokens if that is set.
 
         Args:
             adapter: revision of the adapter the prompt is for, which the block keys depend on; empty for none.
             suffix: the text that follows the part the model has to fill in.
+            with_offsets: also returns where each token is in its text.
 
         Raises:
             ContextTooLong: a text has more than `max_tokens`, which may be known before it is encoded.
@@ -105,6 +107,7 @@ class Tokenizer:
             request = tokenizer_pb2.EncodeRequest(
                 texts=texts[start : start + _TEXTS_AT_ONCE], add_special_tokens=add_special_tokens,
                 block_size=block_size, cache_salt=cache_salt, adapter=adapter, max_tokens=max_tokens, suffix=suffix,
+                return_token_offsets=with_offsets,
             )  # fmt: skip
             found += (await self._replicas.call("Encode", request)).sequences
         num_tokens = sum(len(sequence.token_ids) for sequence in found)
@@ -217,6 +220,7 @@ class Tokenizer:
         max_tokens: int = 0,
         truncation: Truncation | None = None,
         with_text: bool = False,
+        with_offsets: bool = False,
         media: MediaFiles = MediaFiles(),
         processor_settings: Mapping[str, Any] | None = None,
         reading_settings: Mapping[str, Any] | None = None,
@@ -249,6 +253,7 @@ class Tokenizer:
             videos=[tokenizer_pb2.Video(files=files) for files in media.videos],
             audios=media.audios,
             media_io_kwargs_json=msgspec.json.encode(reading_settings) if reading_settings else b"",
+            return_token_offsets=with_offsets,
         )
         seconds = _LONG_SECONDS if media.videos or media.audios else _IMAGES_SECONDS if media.images else None
         answer: tokenizer_pb2.RenderChatResponse = await self._replicas.call("RenderChat", request, seconds)

@@ -31,7 +31,6 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "content_parts": Refused(_IN_MESSAGES, ([],)),
         "kv_transfer_params": Refused(_NO_TRANSFER),
         "ec_transfer_params": Refused(_NO_TRANSFER),
-        "return_token_offsets": Refused("no endpoint returns token offsets", (False,)),
         "return_weight_versions": Refused("weights do not change while a server runs", (False,)),
         "routed_experts_prompt_start": Refused("Quire does not record which experts a token was routed to", (0,)),
         "watermarking": Refused("Quire does not watermark outputs", (False,)),

@@ -100,6 +100,25 @@ def test_pieces_have_the_tokens_of_the_whole(cutting: TextCodec, parts: list[str
     assert [pieces] == cutting.encode([text], special)
 
 
+@given(parts=st.lists(st.sampled_from(ALPHABET), max_size=80), size=st.integers(1, 30), special=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_offsets_of_pieces_are_those_of_the_whole(
+    cutting: TextCodec, parts: list[str], size: int, special: bool
+) -> None:
+    text = "".join(parts)
+    places = [place for piece in cutting.offsets(text, special, size) for place in piece]
+    encoding = cutting._tokenizer.encode(text, add_special_tokens=special)
+    assert list(zip(places[::2], places[1::2], strict=True)) == encoding.offsets
+
+
+async def test_offsets_lead_back_to_the_text(byte_codec: TextCodec) -> None:
+    text = "The quick brown fox, " * (PIECE_CHARS // 20)
+    (encoded,) = await Encoder(byte_codec).encode([text], EncodeOptions(with_offsets=True))
+    assert len(encoded.offsets) == 2 * len(encoded.token_ids)
+    places = zip(encoded.offsets[::2], encoded.offsets[1::2], strict=True)
+    assert "".join(text[start:end] for start, end in places) == text
+
+
 @given(parts=st.lists(st.sampled_from(ALPHABET), max_size=80))
 @settings(max_examples=100, deadline=None)
 def test_no_text_has_fewer_tokens_than_is_said(cutting: TextCodec, codec: TextCodec, parts: list[str]) -> None:

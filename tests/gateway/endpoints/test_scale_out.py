@@ -177,6 +177,23 @@ async def test_other_apis_are_rendered_as_the_chat_that_they_are(split: GatewayS
     assert chat["sampling_params"]["max_tokens"] == 5
 
 
+async def test_token_offsets_lead_back_to_the_text(split: GatewayStack) -> None:
+    wanted = {"return_token_offsets": True, "max_tokens": 2}
+    chat = await post(split, "/v1/chat/completions/render", {"messages": MESSAGES} | wanted)
+    text = (await post(split, "/detokenize", {"tokens": chat["token_ids"]}))["prompt"]
+    assert "".join(text[start:end] for start, end in chat["token_offsets"]) == text
+    body = {"prompt": ["A", "BC"], "truncate_prompt_tokens": 1}
+    assert [each["token_offsets"] for each in await post(split, "/v1/completions/render", body | wanted)] == [
+        [[0, 1]], [[1, 2]],
+    ]  # fmt: skip
+    assert (await post(split, GENERATE, chat))["choices"]
+    for asked in (body, {"prompt": [32]} | wanted, {"prompt": "A", "suffix": "B"} | wanted):
+        answer = await split.post("/v1/completions/render", asked)
+        assert "token_offsets" not in answer.text
+    for path, asked in (("/v1/completions", body), ("/v1/chat/completions", {"messages": MESSAGES})):
+        assert "/v1/completions/render" in await refusal(split, path, asked | wanted)
+
+
 @pytest.mark.parametrize(
     ("asked", "form"),
     [
