@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from quire.errors import StartupError
+from quire.watched_files import failed_reloads
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +22,21 @@ def new_registry() -> CollectorRegistry:
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
+
+
+class ReloadCollector(Collector):
+    """Reports the files that this process watches."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client."""
+        family = GaugeMetricFamily(
+            "quire_failed_reloads",
+            "1 while these files have changed but cannot be read, so that the old ones are in use; otherwise 0.",
+            labels=["files"],
+        )
+        for files, failed in failed_reloads().items():
+            family.add_metric([files], failed)
+        yield family
 
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
