@@ -42,6 +42,11 @@ class ByteCache(Generic[K, V]):
         while self.num_bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
+    def clear(self) -> None:
+        """Forgets all entries."""
+        self._entries.clear()
+        self.num_bytes = 0
+
     def _drop(self, key: K) -> None:
         if entry := self._entries.pop(key, None):
             self.num_bytes -= entry[1]

@@ -171,6 +171,10 @@ class MediaPreparer:
         """Ends the processes."""
         await asyncio.gather(self._splitter.close(), *(pool.close() for pool in self._pools.values()))
 
+    def reset_cache(self) -> None:
+        """Forgets all that has been prepared."""
+        self._known.clear()
+
     def split(self, file: bytes) -> contextlib.AbstractAsyncContextManager[Iterator[AudioPiece]]:
         """See AudioSplitter.split.
 

@@ -232,6 +232,12 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                     )
                 )
 
+    async def ResetMediaCache(
+        self, request: tokenizer_pb2.ResetMediaCacheRequest, context: grpc.aio.ServicerContext
+    ) -> tokenizer_pb2.ResetMediaCacheResponse:
+        self._media.reset_cache()
+        return tokenizer_pb2.ResetMediaCacheResponse()
+
     async def GetTokenizerInfo(
         self, request: tokenizer_pb2.GetTokenizerInfoRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.GetTokenizerInfoResponse:

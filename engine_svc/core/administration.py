@@ -134,6 +134,10 @@ class Administration:
         """See Rest.reset_prefix_cache."""
         await self._exclusively(lambda engine: engine.rest.reset_prefix_cache(preempts))
 
+    async def reset_encoder_cache(self) -> None:
+        """See Rest.reset_encoder_cache."""
+        await self._exclusively(lambda engine: engine.rest.reset_encoder_cache())
+
     async def start_profile(self) -> None:
         """Starts a profile on the ranks, for as many steps as the options say.
 

@@ -70,6 +70,9 @@ class QueuedWork:
     def reset_prefix_cache(self, preempts: bool) -> None:
         """Does nothing: there is no prefix cache."""
 
+    def reset_encoder_cache(self) -> None:
+        """Does nothing: a step keeps nothing of the images that it encodes."""
+
 
 class PoolingEngine:
     """Runs pooling requests, with the contract of Engine."""

@@ -48,6 +48,10 @@ class HeldWork(Protocol):
         """See Rest.reset_prefix_cache."""
         ...
 
+    def reset_encoder_cache(self) -> None:
+        """See Rest.reset_encoder_cache."""
+        ...
+
 
 class Rest:
     """Pauses and resumes the engine, and releases and restores its memory. Only reads may come from other threads.
@@ -102,6 +106,11 @@ class Rest:
         """
         if not self.asleep:  # otherwise there is no cache
             self._held.reset_prefix_cache(preempts)
+
+    def reset_encoder_cache(self) -> None:
+        """Forgets what has been encoded of images, videos and audio. Sequences that wait for some of it get it encoded
+        again; those that run need it no more."""
+        self._held.reset_encoder_cache()
 
     def sleep(self, level: SleepLevel) -> None:
         """Pauses and releases memory. Does nothing if it already sleeps as deeply and no part has been woken."""
@@ -187,7 +196,7 @@ class ScheduledWork:
     def forget_weights(self) -> None:
         """See HeldWork.forget_weights."""
         self._scheduler.adapters.forget_memory()
-        self._scheduler.images.forget_memory()
+        self.reset_encoder_cache()
 
     def reset_prefix_cache(self, preempts: bool) -> None:
         """See Rest.reset_prefix_cache."""
@@ -195,3 +204,7 @@ class ScheduledWork:
             self.settle()
             self._scheduler.preempt_all()
         self._kv_cache.clear(self._scheduler.live_tables())
+
+    def reset_encoder_cache(self) -> None:
+        """See Rest.reset_encoder_cache."""
+        self._scheduler.images.forget_memory()

@@ -62,6 +62,9 @@ class _Obedience:
     async def reset_prefix_cache(self, command: admin_pb2.ResetPrefixCache) -> None:
         await self._administration.reset_prefix_cache(preempts=command.preempts_running)
 
+    async def reset_encoder_cache(self, command: admin_pb2.ResetEncoderCache) -> None:
+        await self._administration.reset_encoder_cache()
+
     async def pause(self, command: admin_pb2.Pause) -> None:
         await self._administration.pause(
             _leaving(command.leaving), command.wait_ms / 1000, clears_cache=command.clears_cache

@@ -41,12 +41,24 @@ class Query:
     @property
     def administration(self) -> Administration:
         """Sends commands to the addressed workers."""
-        return Administration(context_of(self._request).fleet, self.workers, self._seconds())
+        return Administration(context_of(self._request).fleet, self.workers, self.seconds)
 
     @property
     def workers(self) -> Sequence[str]:
         """Addresses of the workers; empty means all."""
         return self._given.getlist("worker")
+
+    @property
+    def seconds(self) -> float:
+        """How long the answer may take."""
+        value = self._one("timeout_seconds")
+        try:
+            seconds = _DEFAULT_SECONDS if value is None else float(value)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds <= _MOST_SECONDS:
+            raise self._wrong("timeout_seconds", value or "", f"a number above 0, at most {_MOST_SECONDS:g}")
+        return seconds
 
     def several(self, name: str) -> Sequence[str]:
         """Returns the values of a parameter that may be repeated, or be a comma-separated list."""
@@ -69,16 +81,6 @@ class Query:
         if value not in choices:
             raise self._wrong(name, value, f"one of {', '.join(choices)}")
         return value
-
-    def _seconds(self) -> float:
-        value = self._one("timeout_seconds")
-        try:
-            seconds = _DEFAULT_SECONDS if value is None else float(value)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds <= _MOST_SECONDS:
-            raise self._wrong("timeout_seconds", value or "", f"a number above 0, at most {_MOST_SECONDS:g}")
-        return seconds
 
     def _one(self, name: str) -> str | None:
         values = self._given.getlist(name)

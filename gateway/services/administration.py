@@ -69,6 +69,9 @@ class Administration:
         reset = admin_pb2.ResetPrefixCache(preempts_running=preempts)
         return await self._ask(admin_pb2.AdminCommand(reset_prefix_cache=reset))
 
+    async def reset_encoder_cache(self) -> Outcomes:
+        return await self._ask(admin_pb2.AdminCommand(reset_encoder_cache=admin_pb2.ResetEncoderCache()))
+
     async def abort(self, request_ids: Collection[str]) -> Outcomes:
         return await self._ask(admin_pb2.AdminCommand(abort=engine_pb2.AbortRequest(request_ids=request_ids)))
 

@@ -283,6 +283,14 @@ class Tokenizer:
             raise InvalidRequest(f"{wanted.parameter}: {error.message}", parameter=wanted.parameter) from error
         return to_constraint(answer.constraint)
 
+    async def reset_media_cache(self, seconds: float) -> None:
+        """Makes all replicas forget the images, videos and audios that they have prepared.
+
+        Raises:
+            QuireError: a replica has not done it.
+        """
+        await self._replicas.call_each("ResetMediaCache", tokenizer_pb2.ResetMediaCacheRequest(), seconds)
+
     async def config_json(self) -> bytes:
         """Returns the tokenizer's configuration."""
         answer = await self._replicas.call("GetTokenizerInfo", tokenizer_pb2.GetTokenizerInfoRequest())

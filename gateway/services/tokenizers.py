@@ -206,6 +206,14 @@ class Tokenizers:
             except DeadlineExceeded:
                 raise _too_slow(seconds) from None
 
+    async def call_each(self, method: str, request: Any, seconds: float) -> None:
+        """Makes a unary call to every replica that is up.
+
+        Raises:
+            QuireError: a call failed.
+        """
+        await asyncio.gather(*(replica.call(method, request, seconds) for replica in self.known if replica.up))
+
     async def stream(self, method: str, request: Any, seconds: float) -> AsyncGenerator[Any, None]:
         """Makes a call with several responses, and yields them; retries at other replicas until the first has come.
 

@@ -6,10 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_IMAGES = (
-    "Prepared and encoded images are found by their content, and weights do not change while a worker runs: nothing "
-    "that is kept of images is ever outdated."
-)
 _WEIGHTS = (
     "Weights do not change while a worker runs: start workers with the new weights beside the old ones, under one "
     "router, and then stop the old ones."
@@ -20,7 +16,6 @@ _REASONS = {
         "Streams of audio are not read, and no audio is written. Send recordings to /v1/audio/transcriptions, with "
         "stream: true to get the text as it is written, or as parts of messages to /v1/chat/completions."
     ),
-    "POST /reset_mm_cache, POST /reset_encoder_cache": _IMAGES,
     "POST /cohere/v2/chat, POST /cohere/v2/chat/render": (
         "Conversations use OpenAI's and Anthropic's APIs: send this request to /v1/chat/completions, /v1/messages or "
         "/v1/responses."

@@ -67,7 +67,7 @@ class AdminOutcome(_message.Message):
     def __init__(self, status: _Optional[_Union[_common_pb2.EngineStatus, _Mapping]] = ..., aborted_requests: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
-    __slots__ = ("reset_prefix_cache", "pause", "resume", "sleep", "wake_up", "drain", "undrain", "abort", "start_profile", "stop_profile")
+    __slots__ = ("reset_prefix_cache", "pause", "resume", "sleep", "wake_up", "drain", "undrain", "abort", "start_profile", "stop_profile", "reset_encoder_cache")
     RESET_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class AdminCommand(_message.Message):
     ABORT_FIELD_NUMBER: _ClassVar[int]
     START_PROFILE_FIELD_NUMBER: _ClassVar[int]
     STOP_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    RESET_ENCODER_CACHE_FIELD_NUMBER: _ClassVar[int]
     reset_prefix_cache: ResetPrefixCache
     pause: Pause
     resume: Resume
@@ -88,13 +89,18 @@ class AdminCommand(_message.Message):
     abort: _engine_pb2.AbortRequest
     start_profile: StartProfile
     stop_profile: StopProfile
-    def __init__(self, reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., sleep: _Optional[_Union[Sleep, _Mapping]] = ..., wake_up: _Optional[_Union[WakeUp, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ..., abort: _Optional[_Union[_engine_pb2.AbortRequest, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfile, _Mapping]] = ...) -> None: ...
+    reset_encoder_cache: ResetEncoderCache
+    def __init__(self, reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., sleep: _Optional[_Union[Sleep, _Mapping]] = ..., wake_up: _Optional[_Union[WakeUp, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ..., abort: _Optional[_Union[_engine_pb2.AbortRequest, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfile, _Mapping]] = ..., reset_encoder_cache: _Optional[_Union[ResetEncoderCache, _Mapping]] = ...) -> None: ...
 
 class ResetPrefixCache(_message.Message):
     __slots__ = ("preempts_running",)
     PREEMPTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     preempts_running: bool
     def __init__(self, preempts_running: _Optional[bool] = ...) -> None: ...
+
+class ResetEncoderCache(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Pause(_message.Message):
     __slots__ = ("leaving", "wait_ms", "clears_cache")

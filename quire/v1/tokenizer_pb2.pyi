@@ -283,6 +283,14 @@ class SplitAudioResponse(_message.Message):
     file: bytes
     def __init__(self, start_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., file: _Optional[bytes] = ...) -> None: ...
 
+class ResetMediaCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResetMediaCacheResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetTokenizerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

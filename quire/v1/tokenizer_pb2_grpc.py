@@ -72,6 +72,11 @@ class TokenizerServiceStub:
                 request_serializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioResponse.FromString,
                 _registered_method=True)
+        self.ResetMediaCache = channel.unary_unary(
+                '/quire.v1.TokenizerService/ResetMediaCache',
+                request_serializer=quire_dot_v1_dot_tokenizer__pb2.ResetMediaCacheRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_tokenizer__pb2.ResetMediaCacheResponse.FromString,
+                _registered_method=True)
         self.GetTokenizerInfo = channel.unary_unary(
                 '/quire.v1.TokenizerService/GetTokenizerInfo',
                 request_serializer=quire_dot_v1_dot_tokenizer__pb2.GetTokenizerInfoRequest.SerializeToString,
@@ -144,6 +149,13 @@ class TokenizerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetMediaCache(self, request, context):
+        """Forgets all images, videos and audios that have been prepared; each is prepared again when it comes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTokenizerInfo(self, request, context):
         """Returns what is loaded.
         """
@@ -188,6 +200,11 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
                     servicer.SplitAudio,
                     request_deserializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioRequest.FromString,
                     response_serializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioResponse.SerializeToString,
+            ),
+            'ResetMediaCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetMediaCache,
+                    request_deserializer=quire_dot_v1_dot_tokenizer__pb2.ResetMediaCacheRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_tokenizer__pb2.ResetMediaCacheResponse.SerializeToString,
             ),
             'GetTokenizerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTokenizerInfo,
@@ -387,6 +404,33 @@ class TokenizerService:
             '/quire.v1.TokenizerService/SplitAudio',
             quire_dot_v1_dot_tokenizer__pb2.SplitAudioRequest.SerializeToString,
             quire_dot_v1_dot_tokenizer__pb2.SplitAudioResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetMediaCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.TokenizerService/ResetMediaCache',
+            quire_dot_v1_dot_tokenizer__pb2.ResetMediaCacheRequest.SerializeToString,
+            quire_dot_v1_dot_tokenizer__pb2.ResetMediaCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

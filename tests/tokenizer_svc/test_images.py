@@ -141,6 +141,9 @@ async def test_a_file_is_prepared_once(qwen: Path, monkeypatch: pytest.MonkeyPat
         (smaller,) = await prepare(preparer, [FILE], few)
         assert smaller.num_tokens < first.num_tokens
     assert len(asked) == 3
+    preparer.reset_cache()
+    (anew,) = await prepare(preparer, [FILE])
+    assert (anew, len(asked)) == (first, 4)
 
 
 async def test_settings_of_the_server_are_the_defaults(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:

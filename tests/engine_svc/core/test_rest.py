@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from engine_svc.core.engine import Engine
+from engine_svc.plan import StepPlan
 from engine_svc.requests.admission import sequence_seed
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights
 from quire.errors import Conflict, DeadlineExceeded, FailedPrecondition
+from quire.images import Image, ImageInput
 from quire.sleep import PARTS, SleepLevel
 from tests.engine_svc.core.test_awaited_blocks import PROMPT, Fare, Remote, filled, make_worker
 from tests.engine_svc.core.test_engine import (
@@ -125,6 +128,24 @@ def test_nothing_of_before_a_reset_is_found_after_it(preempts: bool, in_flight: 
     assert usage is not None
     assert usage.cached_prompt_tokens == (128 if preempts else 60)
     assert collected.tokens[2, 0] == expected(longer, 1)
+
+
+def test_after_a_reset_images_are_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, executor = engine_over(1, enable_prefix_caching=False)
+    submit, encoded = executor.submit, []
+
+    def watched(plan: StepPlan) -> None:
+        encoded.extend(plan.images.begun)
+        submit(plan)
+
+    monkeypatch.setattr(executor, "submit", watched)
+    image = Image(5, 4, (ImageInput("pixel_values", "uint8", (1,), b"0"),))
+    for key, count in enumerate((1, 1, 2)):
+        if key == 2:
+            engine.rest.reset_encoder_cache()
+        engine.add(key, dataclasses.replace(request(PROMPTS[3], max_tokens=2), images=(image,)))
+        run(engine)
+        assert len(encoded) == count
 
 
 def test_parts_wake_one_after_the_other() -> None:

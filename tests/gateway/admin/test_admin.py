@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from engine_svc.scheduler.image_encodings import ImageEncodings
 from tests.support.admin_stack import AdminStack, running_admin_stack
 from tests.support.engine_client import expected
 from tests.support.fake_executor import FakeExecutor
 from tests.support.waiting import eventually
+from tokenizer_svc.media import MediaPreparer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -165,6 +167,22 @@ async def test_a_reset_cache_has_nothing_and_running_requests_go_on(stack: Admin
     await stack.ask("/reset_prefix_cache")
     tokens, usage = await complete(stack)
     assert (tokens, usage["prompt_tokens_details"]["cached_tokens"]) == (expected(PROMPT, 6), 0)
+
+
+async def test_caches_of_media_are_reset(stack: AdminStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    reset: list[object] = []
+
+    def forget(cache: object) -> None:
+        reset.append(cache)
+
+    monkeypatch.setattr(MediaPreparer, "reset_cache", forget)
+    monkeypatch.setattr(ImageEncodings, "forget_memory", forget)
+    assert (await stack.ask("/reset_mm_cache"))["success"] is True
+    assert len(reset) == 1
+    assert "no worker has this cache" in (await stack.ask("/reset_mm_cache?worker=a", 400))["error"]["message"]
+    assert len((await stack.ask("/reset_encoder_cache"))["workers"]) == 2
+    await stack.ask("/reset_encoder_cache", params={"worker": stack.workers[0]})
+    assert len(set(map(id, reset))) == 3 and len(reset) == 4
 
 
 async def test_a_drained_worker_gets_nothing_new(stack: AdminStack) -> None:
