@@ -14,6 +14,7 @@ from transformers.models.auto.processing_auto import processor_class_from_name
 from quire.tokenizer.files import read_tokenizer_files
 from quire.tokenizer.vocabulary_files import WHOLE
 from tokenizer_svc.image_processors import class_named, load_image_processor
+from tokenizer_svc.internvl_chat import internvl_chat_config, make_processor
 
 _PIXTRAL = "transformers.models.pixtral"
 # Classes of processors in the code of checkpoints, and what Transformers has in their place.
@@ -29,6 +30,8 @@ def load_processor(folder: Path) -> Any:
 
     Raises: various exceptions if Transformers cannot load it.
     """
+    if (config := internvl_chat_config(folder)) is not None:
+        return make_processor(_in_part(processor_class_from_name("InternVLProcessor")), folder, config)
     processor_class = _in_part(_processor_class(folder))
     fields, _ = processor_class.get_processor_dict(folder)
     parts = {

@@ -329,7 +329,8 @@ def load_video_processor(
     name = type(processor).__name__
     if (kind := _CLASSES.get(name)) is None:
         return None
-    return kind(processor, read_settings(folder, name), image_token_id, pruning_rate)
+    settings = getattr(processor, "video_settings", None) or read_settings(folder, name)
+    return kind(processor, settings, image_token_id, pruning_rate)
 
 
 def _limits(settings: VideoSettings, most: int) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine_svc.config_formats.base import ConfigFormat, read_object
 from engine_svc.config_formats.changes import changed
+from engine_svc.config_formats.internvl import in_transformers_layout
 from engine_svc.config_formats.mistral import from_mistral
 from engine_svc.config_formats.omni import without_speech
 from engine_svc.gguf.config import gguf_config, gguf_weights
@@ -55,9 +56,10 @@ def find_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
 def _in_folder(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
     for name in _names(form):
         try:
-            return _with_quantization(FORMATS[name].as_huggingface(read_object(folder / FORMATS[name].file)), folder)
+            found = FORMATS[name].as_huggingface(read_object(folder / FORMATS[name].file))
         except FileNotFoundError:
             continue
+        return _with_quantization(in_transformers_layout(found, folder), folder)
     return {}
 
 

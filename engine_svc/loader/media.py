@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine_svc.loader.formats.base import CheckpointFormat
+from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.whole import all_tensors
+from engine_svc.loader.internvl import encoder_tensors, is_published
 from engine_svc.loader.names import is_of_text
 from engine_svc.models.registry import takes_audio, takes_images, takes_media, takes_videos
 from quire.media import MediaKind
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from engine_svc.media.base import MediaEncoder
 
 logger = logging.getLogger(__name__)
+
+_OUTPUT_LAYERS = ("lm_head.", "language_model.output.")  # the second is InternLM's
 
 
 def with_head_told(folder: Path, config: dict[str, Any], options: EngineOptions) -> dict[str, Any]:
@@ -38,7 +41,8 @@ def with_head_told(folder: Path, config: dict[str, Any], options: EngineOptions)
     source = create_format(folder, options.load)
     if not isinstance(source, CheckpointFormat):
         return config
-    return {**config, "tie_word_embeddings": not any("lm_head." in name for name in source.names())}
+    has_head = any(layer in name for name in source.names() for layer in _OUTPUT_LAYERS)
+    return {**config, "tie_word_embeddings": not has_head}
 
 
 def load_encoder_of(
@@ -69,11 +73,22 @@ def load_encoder_of(
     from engine_svc.media.omni import OmniEncoder
 
     seed = (options.generation.seed or 0) if source.is_random else None
-    tensors = None if source.is_random else all_tensors(source, is_of_text)
+    tensors = None if source.is_random else _tensors(source, config["model_type"])
     model = load_encoder(folder, config, dtype, device, tensors, seed)
     hears, sees = MediaKind.AUDIO in kinds, bool(kinds - {MediaKind.AUDIO})
     encoder = OmniEncoder if hears and sees else AudioEncoder if hears else ImageEncoder
     return encoder(model, kinds, dtype, device)
+
+
+def _tensors(source: LoadFormat, model_type: str) -> dict[str, torch.Tensor] | None:
+    """The encoder's tensors, in Transformers' layout; None if Transformers reads them itself.
+
+    Raises:
+        StartupError: a file is missing or broken.
+    """
+    if model_type == "internvl" and isinstance(source, CheckpointFormat) and is_published(source):
+        return encoder_tensors(source)
+    return all_tensors(source, is_of_text)
 
 
 def _kinds(config: Mapping[str, Any], limit: str) -> frozenset[MediaKind]:

@@ -284,6 +284,8 @@ TEXT_TYPES = {
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "whisper": "WhisperForConditionalGeneration",
 }
+# Text models whose types Transformers does not know; it takes their configurations for Llama's.
+LIKE_LLAMA = ("InternLM2ForCausalLM", "InternLM3ForCausalLM")
 # Fields that the configuration of a type of text model does not have, although its layers are another family's.
 _IMPLIED = {
     "glm4v_text": {"attention_bias": True}, "glm_ocr_text": {"attention_bias": False},
@@ -340,7 +342,8 @@ def _text_part_of_whole(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if text.model_type == "gemma3_text" and whole.model_type != "gemma3":  # whose tokens of images attend both ways
         raise unsupported(config, "its text model is Gemma 3's, which is supported with Gemma 3's own images only")
     given = {field: value for field, value in text.to_dict().items() if value is not None}
-    found = TEXT_TYPES.get(text.model_type, text.model_type)
+    own = [name for name in text.architectures or () if name in LIKE_LLAMA]
+    found = own[0] if own else TEXT_TYPES.get(text.model_type, text.model_type)
     if (layers := _feature_layers(whole, text)) is not None:
         given["feature_layers"] = layers
     is_tied = config.get("tie_word_embeddings", getattr(whole, "tie_word_embeddings", False))

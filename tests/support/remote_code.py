@@ -40,7 +40,7 @@ _GPT_NAMES = (
     (r"\.post_attention_layernorm\.", ".ln_2."), (r"\.self_attn\.", ".attn.attention."), (r"\.o_proj\.", ".out_proj."),
     (r"\.gate_proj\.", ".c_fc_0."), (r"\.up_proj\.", ".c_fc_1."), (r"\.down_proj\.", ".c_proj."),
 )  # fmt: skip
-_INTERNLM_NAMES = (
+INTERNLM_NAMES = (
     (r"\.embed_tokens\.", ".tok_embeddings."), (r"^lm_head\.", "output."), (r"\.self_attn\.qkv\.", ".attention.wqkv."),
     (r"\.self_attn\.o_proj\.", ".attention.wo."), (r"\.mlp\.", ".feed_forward."), (r"\.gate_proj\.", ".w1."),
     (r"\.up_proj\.", ".w3."), (r"\.down_proj\.", ".w2."), (r"\.input_layernorm\.", ".attention_norm."),
@@ -100,7 +100,7 @@ FAMILIES: dict[str, RemoteFamily] = {
     ),
     "internlm": RemoteFamily("InternLMForCausalLM", "llama", _WITH_BIAS),
     "internlm2": RemoteFamily(
-        "InternLM2ForCausalLM", "llama", _WITH_BIAS, {"attention_bias": "bias"}, names=_INTERNLM_NAMES, groups=2
+        "InternLM2ForCausalLM", "llama", _WITH_BIAS, {"attention_bias": "bias"}, names=INTERNLM_NAMES, groups=2
     ),
     "ling": RemoteFamily(
         "BailingMoeForCausalLM", "granite-moe-shared", _UNSCALED | _UNTIED | {"shared_intermediate_size": 192},
@@ -147,13 +147,13 @@ def write_family(family: RemoteFamily, to: Path) -> tuple[Path, Path]:
     folder = to / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(written))
-    apart = _experts_apart(_packed(tensors, family.groups) if family.groups else tensors)
-    renamed = {_renamed(name, family.names): tensor.contiguous() for name, tensor in apart.items()}
-    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    apart = _experts_apart(packed(tensors, family.groups) if family.groups else tensors)
+    named = {renamed(name, family.names): tensor.contiguous() for name, tensor in apart.items()}
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
     return folder, same
 
 
-def _packed(tensors: Tensors, groups: int) -> Tensors:
+def packed(tensors: Tensors, groups: int) -> Tensors:
     """With queries, keys and values of each layer as one tensor, in groups of heads."""
     found = {name: tensor for name, tensor in tensors.items() if not re.search(r"\.[qkv]_proj\.", name)}
     for name in tensors:
@@ -182,7 +182,7 @@ def _experts_apart(tensors: Tensors) -> Tensors:
     return found
 
 
-def _renamed(name: str, names: tuple[tuple[str, str], ...]) -> str:
+def renamed(name: str, names: tuple[tuple[str, str], ...]) -> str:
     for pattern, other in names:
         name = re.sub(pattern, other, name)
     return name

@@ -86,7 +86,7 @@ NAMES: dict[str, str] = {
     "InternLM2ForCausalLM": "InternLM 2, 2.5",
     "InternLM3ForCausalLM": "InternLM 3",
     "InternLMForCausalLM": "InternLM",
-    "InternVLForConditionalGeneration": "InternVL 2.5 to 3.5 (-hf)",
+    "InternVLForConditionalGeneration": "InternVL 2 to 3.5",
     "Jais2ForCausalLM": "Jais 2",
     "JambaForCausalLM": "Jamba 1.5, Jamba Mini, Jamba Reasoning",
     "JetMoeForCausalLM": "JetMoE",
