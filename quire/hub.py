@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quire.cache_folder import cache_folder
 from quire.errors import StartupError
 from quire.extras import needed
 
@@ -87,8 +88,7 @@ class Hub:
         """Downloads with the package runai_model_streamer, which reads the variables S3_* or AWS_*."""
         with needed(f"--model {wanted.name}", "runai-model-streamer-s3", "runai"):
             from runai_model_streamer import pull_files
-        cache = Path(self.folder or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire")
-        folder = cache / f"s3-{hashlib.sha256(wanted.name.encode()).hexdigest()[:16]}"
+        folder = Path(self.folder or cache_folder()) / f"s3-{hashlib.sha256(wanted.name.encode()).hexdigest()[:16]}"
         folder.mkdir(parents=True, exist_ok=True)
         for ours, theirs in _S3_VARIABLES.items():
             if value := os.environ.get(ours):

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from engine_svc.file_lock import locked
 from engine_svc.native.levels import LEVELS, compiled_as, levels_of
+from quire.cache_folder import cache_folder
 from quire.supervised import Stage, report
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def library(level: str) -> Path:
     """
     if found := find(level):
         return found
-    cache = _cache()
+    cache = cache_folder()
     with _failures_told(), locked(cache / f"{level}.lock", _SECONDS):
         if not find(level):  # otherwise, the previous holder of the lock has built it
             build((level,), cache)
@@ -65,7 +66,7 @@ def find(level: str) -> Path | None:
     name = file_name(level)
     if (packaged := _FOLDER / name).exists():
         return packaged
-    return cached if _note_use(cached := _cache() / name) else None
+    return cached if _note_use(cached := cache_folder() / name) else None
 
 
 def build(levels: Iterable[str], folder: Path) -> None:
@@ -111,7 +112,7 @@ class _Compiler:
         level = compiled_as(level, "".join(file.read_text(encoding="utf-8") for file in files))
         flags = (*_COMPILE, *LEVELS[level].compiler_flags)
         family = f"{source.stem}-{level}-"
-        target = _cache() / "objects" / f"{family}{_digest((self._identity, *flags), files)}.o"
+        target = cache_folder() / "objects" / f"{family}{_digest((self._identity, *flags), files)}.o"
         with locked(target.parent / f"{source.stem}-{level}.lock", _SECONDS):  # another level's build may need it too
             if not _note_use(target):
                 self.run(["-c", *flags, str(source)], target)
@@ -161,10 +162,6 @@ def _with_headers(source: Path) -> tuple[Path, ...]:
         new += [file for name in names if (file := source.parent / name) not in found]
         found += [file for file in new if file not in found]
     return tuple(found)
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire"
 
 
 def _note_use(file: Path) -> bool:

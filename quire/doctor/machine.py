@@ -8,8 +8,8 @@ import resource
 import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
+from quire.cache_folder import cache_folder
 from quire.doctor.finding import Finding, fine, problem, warning
 from quire.processor_name import processor_name
 from quire.processors import read_machine
@@ -73,7 +73,7 @@ def limits(options: StackOptions) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield fine("open files", f"{soft if soft >= 0 else 'unlimited'} allowed")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = cache_folder()
     folder = next(place for place in (cache, *cache.parents) if place.exists())
     free = shutil.disk_usage(folder).free
     judge = warning if free < _LEAST_DISK_BYTES else fine

@@ -18,6 +18,7 @@ import msgspec
 
 from engine_svc.file_lock import locked
 from engine_svc.loader.formats.torch_files import TorchFiles
+from quire.cache_folder import cache_folder
 from quire.errors import StartupError
 
 if TYPE_CHECKING:
@@ -69,9 +70,8 @@ class NumpyCache(TorchFiles):
 
     def _places(self) -> tuple[Path, Path]:
         """The possible folders of copies: next to the weights, and in the user's cache."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire"
         digest = hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
-        return self.folder / _FOLDER, cache / f"np-{digest}"
+        return self.folder / _FOLDER, cache_folder() / f"np-{digest}"
 
     def _find(self, sources: Sequence[Path]) -> tuple[Path, _Copies] | None:
         for folder in self._places():

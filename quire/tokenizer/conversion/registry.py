@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quire.errors import StartupError
 from quire.tokenizer.conversion.byte_level import convert_merges
+from quire.tokenizer.conversion.kept import kept
 from quire.tokenizer.conversion.ranks import convert_ranks
 from quire.tokenizer.conversion.sentence_pieces import convert_pieces
 from quire.tokenizer.conversion.source import MAKE_IT, Converted, Source
@@ -32,7 +34,7 @@ def convert(folder: Path, config: Mapping[str, Any]) -> Converted:
     """
     for pattern in VOCABULARIES:
         if any(folder.glob(pattern)):
-            return _CONVERSIONS[pattern](Source(folder, config))
+            return kept(folder, config, partial(_CONVERSIONS[pattern], Source(folder, config)))
     raise StartupError(
         f"No {WHOLE} in {folder}, and no file that can be read in its place ({', '.join(VOCABULARIES)}). {MAKE_IT}"
     )
