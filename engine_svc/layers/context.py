@@ -114,6 +114,7 @@ class LayerContext:
     quantization: QuantizationMethod
     path: str = ""  # of the layer in the model
     module_names: Mapping[str, str] = field(default_factory=dict)  # see ModelConfig
+    renames: Sequence[tuple[str, str]] = ()  # see ModelConfig
     adapters: Adapters | None = None  # None if no adapters are served
     sharing: ExpertSharing = ExpertSharing()
     present: PresentRows = field(default_factory=PresentRows)  # of the current pass
@@ -130,7 +131,7 @@ class LayerContext:
 
     def place(self, kind: PlaceKind, part: str) -> Place:
         """The place of a matrix of the layer at this path, by which its quantization is found."""
-        return Place(kind, names_in_checkpoints(self.path, part, self.module_names))
+        return Place(kind, names_in_checkpoints(self.path, part, self.module_names, self.renames))
 
     def at(self, name: str) -> LayerContext:
         """The context of a submodule."""

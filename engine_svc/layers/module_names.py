@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+
+from engine_svc.layers.renames import names_before
 
 # Module in checkpoints → (our module, part of its parameters).
 PARTS = {
@@ -37,13 +39,15 @@ OTHERWISE = (
 )  # fmt: skip
 
 
-def names_in_checkpoints(path: str, part: str, module_names: Mapping[str, str]) -> tuple[str, ...]:
+def names_in_checkpoints(
+    path: str, part: str, module_names: Mapping[str, str], renames: Sequence[tuple[str, str]] = ()
+) -> tuple[str, ...]:
     """All names that a checkpoint may have for a matrix.
 
     Args:
         path: of our module, such as layers.0.self_attn.qkv_proj; for experts, that of all of them.
         part: of the module. For experts, the names are those of the first expert.
-        module_names: see ModelConfig.
+        module_names, renames: see ModelConfig.
     """
     parent, _, module = path.rpartition(".")
     if module == "experts":
@@ -55,7 +59,7 @@ def names_in_checkpoints(path: str, part: str, module_names: Mapping[str, str]) 
         found += [f"{name}.".replace(ours, other)[:-1] for name in found if ours in f"{name}."]
     alone = [name if name == "lm_head" else f"model.{name}" for name in found]
     alone += [name for name in found if name.startswith("mtp.")]  # layers for multi-token prediction, beside the model
-    named = [other for name in alone for other in _renamed(name, module_names)]
+    named = names_before((other for name in alone for other in _renamed(name, module_names)), renames)
     return (*named, *(other for name in named for other in _among_others(name)))
 
 

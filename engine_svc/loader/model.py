@@ -21,6 +21,7 @@ from engine_svc.attention.registry import create_backend
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext, PresentRows
 from engine_svc.layers.embedding import EmbeddedRows
+from engine_svc.layers.module_names import names_in_checkpoints
 from engine_svc.loader.attention_shape import attention_shape, plain_shape
 from engine_svc.loader.chosen import check_stage, chosen_attention
 from engine_svc.loader.compressed import compressed_backend
@@ -333,7 +334,7 @@ def place_layers(
     chosen = chosen_attention(config.indexer, attention, kernels, groups) if config.indexer else None
     sharing = sharing_of(options.parallel.experts, config, groups)
     return LayerContext(
-        groups, dtype, device, ops, method, module_names=config.module_names, sharing=sharing,
+        groups, dtype, device, ops, method, module_names=config.module_names, renames=config.renames, sharing=sharing,
         chosen=chosen, expands_heads=attention.expands_heads,
     ), attention  # fmt: skip
 
@@ -381,8 +382,9 @@ def _adapters(options: LoraOptions, config: ModelConfig, context: LayerContext) 
         options.max_loras, options.max_lora_rank, dtype, context.dtype, options.fully_sharded_loras,
         is_part=context.groups.layout.pipeline > 1,
     )  # fmt: skip
-    find = partial(parameter_of_module, module_names=config.module_names)
-    return AdapterLayers(settings, context.ops, context.groups, context.device, find, config.module_names)
+    find = partial(parameter_of_module, module_names=config.module_names, renames=config.renames)
+    names = partial(names_in_checkpoints, module_names=config.module_names, renames=config.renames)
+    return AdapterLayers(settings, context.ops, context.groups, context.device, find, names)
 
 
 def _load_from_transformers(

@@ -64,9 +64,11 @@ def without_prefixes(name: str) -> str:
     return name
 
 
-def parameter_of_module(module: str, module_names: Mapping[str, str]) -> tuple[str, str]:
+def parameter_of_module(
+    module: str, module_names: Mapping[str, str], renames: Sequence[tuple[str, str]]
+) -> tuple[str, str]:
     """(path of the layer for a checkpoint's module, name of its matrix); see `parameter_name`."""
-    name, part = parameter_name(f"{module}.weight", module_names)
+    name, part = parameter_name(f"{module}.weight", module_names, renames)
     return name.removesuffix(".weight"), part
 
 

@@ -15,7 +15,7 @@ from engine_svc.layers.part import Layout, Part
 from engine_svc.lora.embedding import AdaptedEmbedding
 from engine_svc.lora.heads import AdaptedHeads
 from engine_svc.lora.matrices import AdapterMatrices, LowRank, LowRankStack, MatrixForm
-from engine_svc.lora.names import Find
+from engine_svc.lora.names import Find, NamesOf
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.lora.tiles import TileBuffers
 from engine_svc.ops.base import ExpertAdapters, Ops, Product, RowTiles
@@ -34,13 +34,9 @@ class AdapterLayers:
 
     def __init__(
         self, settings: AdapterSettings, ops: Ops, groups: ParallelGroups, device: torch.device, find: Find,
-        module_names: Mapping[str, str] = {},
+        names: NamesOf,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            module_names: see ModelConfig.
-        """
-        self.settings, self.find, self.module_names = settings, find, module_names
+        self.settings, self.find, self.names = settings, find, names
         self._ops, self._groups, self._device = ops, groups, device
         self._layers: dict[str, _Layer] = {}
         self._buffers = TileBuffers(1, settings.max_adapters, device)

@@ -11,7 +11,7 @@ import torch
 from engine_svc.adapters.folder import LowRankPart, read_folder
 from engine_svc.adapters.header import ITEM_BYTES, TensorPlace, broken
 from engine_svc.lora.matrices import AdapterMatrices, LowRank, MatrixForm
-from engine_svc.lora.names import Find, module_shapes
+from engine_svc.lora.names import Find, NamesOf, module_shapes
 from engine_svc.lora.settings import AdapterSettings
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -25,15 +25,14 @@ class AdapterReader:
         forms: Mapping[str, MatrixForm],
         find: Find,
         settings: AdapterSettings,
-        module_names: Mapping[str, str] = {},
+        names: NamesOf,
     ) -> None:
         """
         Args:
             forms: of the layers that adapters can change, by path.
-            module_names: see ModelConfig.
         """
         self._forms, self._find, self._settings = forms, find, settings
-        self.modules = module_shapes(forms, find, module_names)
+        self.modules = module_shapes(forms, find, names)
 
     def read(self, path: Path) -> AdapterMatrices:
         """Reads an adapter.

@@ -32,7 +32,7 @@ class StepAdapters:
         self.modules: dict[str, tuple[int, int]] = {}
         if layers is not None:
             layers.reserve(max_rows)
-            reader = AdapterReader(layers.forms, layers.find, layers.settings, layers.module_names)
+            reader = AdapterReader(layers.forms, layers.find, layers.settings, layers.names)
             self.modules = reader.modules
             self._store = AdapterStore(layers, reader.read)
 

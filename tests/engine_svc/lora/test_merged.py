@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.lora import adapter_executor, merge, modules_of, write_adapter
+from tests.support.remote_code import FAMILIES, write_family
 from tests.support.run_engine import random_prompts
 from tests.support.tiny_models import make_model
 
@@ -43,6 +44,7 @@ CASES = {
     "recurrent-gemma": Case(("linear_x", "linear_y", "linear_out", "q_proj", "o_proj", "up_proj")),
     "lfm3": Case(("in_proj", "q_proj", "gate_proj", "w1", "w2")),
     "mamba2": Case(("in_proj", "out_proj", "embeddings")),
+    "chatglm": Case(("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "word_embeddings")),
     "gemma": Case(("embed_tokens",), {"tie_word_embeddings": False}),
     "qwen2": Case(("embed_tokens", "lm_head"), {"tie_word_embeddings": False}),
 }  # fmt: skip
@@ -51,7 +53,10 @@ CASES = {
 @pytest.mark.parametrize("family", CASES)
 def test_families(tmp_path: Path, family: str) -> None:
     case = CASES[family]
-    base = make_model(tmp_path / "base", family, **case.changes)
+    if family in FAMILIES:
+        base, _ = write_family(FAMILIES[family], tmp_path / "base")
+    else:
+        base = make_model(tmp_path / "base", family, **case.changes)
     with adapter_executor(base) as served:
         modules = modules_of(base, served.spec.adapter_modules, case.names)
         adapters = [

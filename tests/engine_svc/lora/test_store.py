@@ -29,7 +29,9 @@ class Reading:
     def __init__(self) -> None:
         settings = AdapterSettings(2, 4, torch.float32, torch.float32)
         device = torch.device("cpu")
-        layers = AdapterLayers(settings, PlainOps(), ParallelGroups(), device, lambda module: (module, ""))
+        layers = AdapterLayers(
+            settings, PlainOps(), ParallelGroups(), device, lambda module: (module, ""), lambda path, _: (path,)
+        )
         self.goes_on = threading.Event()
         self.store = AdapterStore(layers, self._read)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_svc.layers.module_names import names_in_checkpoints
+from engine_svc.loader.names import parameter_name
 from engine_svc.quantization.base import Place
 from engine_svc.quantization.modules import modules
 
@@ -29,6 +30,31 @@ def test_modules_by_all_names_that_checkpoints_have_for_them(listed: str, is_mea
     names = names_in_checkpoints("layers.1.mixer.in_proj", "", {"backbone": "model"})
     assert names[0] == "model.layers.1.mixer.in_proj"
     assert modules([listed]).have(Place("linear", names)) is is_meant
+
+
+RENAMES = (
+    (r"\.embedding\.word_embeddings\.", ".embed_tokens."), (r"^transformer\.encoder\.", "model."),
+    (r"\.moe\.(?:experts\.)?(\d+)\.", r".mlp.experts.\1."), (r"\.moe\.(gate_proj|up_proj)\.", r".mlp.experts.\1."),
+    (r"\.self_attn\.(linear_gate|gate_proj)\.", ".self_attn.g_proj."), (r"(^|\.)own\.", ".lost."),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "part", "listed"),
+    [
+        ("layers.1.self_attn.g_proj", "", "model.layers.1.self_attn.linear_gate"),
+        ("layers.1.self_attn.g_proj", "", "transformer.encoder.layers.1.self_attn.gate_proj"),
+        ("layers.1.mlp.experts", "gate", "model.layers.1.moe.0.gate_proj"),
+        ("layers.1.mlp.experts", "gate", "transformer.encoder.layers.1.moe.experts.0.gate_proj"),
+        ("embed_tokens", "", "transformer.encoder.embedding.word_embeddings"),
+    ],
+)
+def test_modules_by_the_names_that_a_family_changes(path: str, part: str, listed: str) -> None:
+    names = names_in_checkpoints(path, part, {}, RENAMES)
+    assert modules([listed]).have(Place("linear", names))
+    assert not modules([listed]).have(Place("linear", names_in_checkpoints(path, part, {})))
+    (changed,) = {parameter_name(f"{name}.weight", {}, RENAMES) for name in names if name == listed}
+    assert changed == parameter_name(f"{names[0]}.weight", {}, RENAMES)
 
 
 @pytest.mark.parametrize("listed", ["lm_head", "language_model.lm_head", "re:.*lm_head"])
