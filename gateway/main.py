@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 import socket
@@ -41,6 +42,7 @@ from gateway.services.tokenizers import FLAG as TOKENIZER_FLAG
 from gateway.tool_parsers.registry import chosen_tool_parser
 from quire.errors import StartupError
 from quire.log import setup_logging
+from quire.open_files import BESIDE_CONNECTIONS, allow_open_files
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
 from quire.options.server import RpcSecurityOptions
@@ -87,8 +89,23 @@ def main(
             "--server-dev-mode: anyone who can reach %s can pause the engines, put them to sleep and abort requests; "
             "--admin-port serves these routes on a separate port", gateway.uds or f"port {gateway.port}",
         )  # fmt: skip
+    gateway = _with_connections_that_fit(gateway)
     with _listener(gateway) as listener, open_tracer("gateway", tracing) as tracer:
         uvloop.run(_serve(gateway, security, tracer, listener, admin_listener))
+
+
+def _with_connections_that_fit(options: GatewayOptions) -> GatewayOptions:
+    """Raises the limit on open files for --max-connections, or else lowers that: further connections then get 503, as
+    they should, instead of a reset by the system."""
+    allowed = allow_open_files(options.max_connections + BESIDE_CONNECTIONS)
+    fitting = max(allowed - BESIDE_CONNECTIONS, allowed // 2)
+    if fitting >= options.max_connections:
+        return options
+    logger.warning(
+        "only %d files may be open, so there are at most %d connections instead of --max-connections %d: raise the "
+        "limit (ulimit -n %d)", allowed, fitting, options.max_connections, options.max_connections + BESIDE_CONNECTIONS,
+    )  # fmt: skip
+    return dataclasses.replace(options, max_connections=fitting)
 
 
 def _listener(options: GatewayOptions) -> contextlib.AbstractContextManager[socket.socket]:

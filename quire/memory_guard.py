@@ -32,6 +32,7 @@ class MemoryGuard:
         self.is_short = False
         # Number of requests refused.
         self.num_refused = 0
+        self._is_blind = False
 
     async def run(self) -> None:
         """Looks a few times a second, until cancelled."""
@@ -41,7 +42,14 @@ class MemoryGuard:
 
     def look(self) -> None:
         """Updates `is_short`, and logs when it changes."""
-        used = self._used()
+        try:
+            used = self._used()
+        except OSError as error:  # such as too many open files
+            if not self._is_blind:
+                logger.warning("the memory in use is not known at the moment: %s", error.strerror)
+            self._is_blind = True
+            return
+        self._is_blind = False
         was_short, self.is_short = self.is_short, used >= _MOST
         if self.is_short:
             _return_freed_memory()

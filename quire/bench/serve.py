@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +34,7 @@ from quire.bench.prompt_tokenizer import choose_tokenizer
 from quire.bench.report import errors, parse_metadata, result_path, table, write_result
 from quire.bench.settings import ServeBenchmark
 from quire.errors import StartupError
+from quire.open_files import allow_open_files
 from quire.unix_socket import HOST, socket_path
 
 _OPEN_FILES = 65536
@@ -54,7 +54,7 @@ def main(**groups: Any) -> None:
     with closing(api):
         model = benchmark.model_name(_listed(api, benchmark.server.ready_check_timeout_sec))
         calls = _calls(benchmark, api, model, due)
-    _allow_many_connections()
+    allow_open_files(_OPEN_FILES)  # each concurrent request needs one
     run = uvloop.run(_run(benchmark, calls))
 
     tokenizer = benchmark.server.tokenizer or benchmark.server.model or model
@@ -100,14 +100,6 @@ def _calls(benchmark: ServeBenchmark, api: ServerApi, model: str, due: Sequence[
         Call(benchmark.body(name, sample), f"{server.request_id_prefix}{index}", sample.prompt_tokens, seconds)
         for index, (sample, name, seconds) in enumerate(zip(chosen, names, due, strict=False))
     ]
-
-
-def _allow_many_connections() -> None:
-    """Raises the limit on open files, as each concurrent request needs one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _run(benchmark: ServeBenchmark, calls: Sequence[Call]) -> Run:

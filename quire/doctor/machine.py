@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from quire.cache_folder import cache_folder
 from quire.doctor.finding import Finding, fine, problem, warning
+from quire.open_files import BESIDE_CONNECTIONS
 from quire.processor_name import processor_name
 from quire.processors import read_machine
 from quire.serve.devices import count_gpus
@@ -18,7 +19,6 @@ from quire.serve.layout import StackOptions
 
 _GIB = 2**30
 _LEAST_DISK_BYTES = _GIB
-_FILES_BESIDE_CONNECTIONS = 256
 
 
 def processors() -> Iterator[Finding]:
@@ -64,15 +64,15 @@ def compiler(options: StackOptions) -> Iterator[Finding]:
 
 def limits(options: StackOptions) -> Iterator[Finding]:
     """Checks the limit on open files, and the disk space for downloads and compiled kernels."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = options.gateway.max_connections + _FILES_BESIDE_CONNECTIONS
-    if soft != resource.RLIM_INFINITY and soft < needed:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # gateways raise their own limit to this one
+    needed = options.gateway.max_connections + BESIDE_CONNECTIONS
+    if hard != resource.RLIM_INFINITY and hard < needed:
         yield warning(
-            "open files", f"{soft} are allowed; --max-connections {options.gateway.max_connections} needs {needed}: "
-            f"`ulimit -n {needed}`{'' if hard >= needed or hard < 0 else ' (as root)'}, or lower it."
+            "open files", f"{hard} are allowed; --max-connections {options.gateway.max_connections} needs {needed}: "
+            f"`ulimit -n {needed}` (as root), or lower it."
         )  # fmt: skip
     else:
-        yield fine("open files", f"{soft if soft >= 0 else 'unlimited'} allowed")
+        yield fine("open files", f"{hard if hard >= 0 else 'unlimited'} allowed")
     cache = cache_folder()
     folder = next(place for place in (cache, *cache.parents) if place.exists())
     free = shutil.disk_usage(folder).free
