@@ -50,13 +50,18 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
         "image_encoder": version("transformers") if _encodes(spec) else None, **_options(options, spec),
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    config = json.dumps(_config(folder, options), sort_keys=True)
-    digest.update(hashlib.sha256(config.encode()).digest())
-    for file in _files(weights):
+    digest.update(model_digest(folder, options))
+    return digest.hexdigest()[:_LENGTH]
+
+
+def model_digest(folder: Path, options: EngineOptions) -> bytes:
+    """A digest of a model's configuration and of some of its weights, 32 bytes; missing files count as empty."""
+    digest = hashlib.sha256(json.dumps(_config(folder, options), sort_keys=True).encode())
+    for file in _files(create_format(folder, options.load)):
         digest.update(f"{file.name} {file.stat().st_size} ".encode())
         for piece in _pieces(file):
             digest.update(piece)
-    return digest.hexdigest()[:_LENGTH]
+    return digest.digest()
 
 
 def _options(options: EngineOptions, spec: KvCacheSpec) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from engine_svc.core.log_stats import log_statistics
 from engine_svc.core.watchdog import EXIT_ENGINE_DIED, end_process, watch_steps
 from engine_svc.executor.base import Executor, create_executor
 from engine_svc.executor.external import obey, read_launch
+from engine_svc.executor.node import run_node
 from engine_svc.model_info import ModelInfo
 from engine_svc.service.admin import EngineAdminServicer
 from engine_svc.service.kv_publisher import KvPublisher
@@ -61,6 +62,10 @@ def main(
     """
     setup_logging("engine", log)
     check_addresses(REGISTRATION_FLAG, engine.registration.register_with)
+    engine.parallel.check_nodes()
+    if engine.parallel.nodes.node_rank:
+        run_node(model, engine)
+        return
     if engine.parallel.distributed_executor_backend == "external_launcher":
         launch = read_launch(engine.parallel)
         if launch.rank:

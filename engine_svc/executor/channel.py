@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import select
 import socket
 import struct
 from typing import Any
 
 import msgspec
+
+# Poll events of a socket whose peer has closed it or is gone.
+GONE = select.POLLHUP | select.POLLRDHUP | select.POLLERR
 
 _LENGTH = struct.Struct("<Q")
 
@@ -68,6 +72,16 @@ class Channel:
         self._limit(seconds)
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return decode(self._read(length), kind)
+
+    def is_gone(self) -> bool:
+        """Whether the peer has closed its end or is gone, as far as the kernel knows."""
+        poll = select.poll()
+        poll.register(self._socket, GONE)
+        return bool(poll.poll(0))
+
+    def leave(self) -> None:
+        """Closes this process's end alone: the connection remains for a child that has inherited it."""
+        self._socket.close()
 
     def shut(self) -> None:
         """Ends the stream for both ends and wakes a pending receive. May be called from any thread."""

@@ -22,8 +22,13 @@ def choose_executor(options: ParallelOptions, device: str, config: Mapping[str, 
         config: the model's configuration, if it is already known.
 
     Raises:
-        StartupError: the ranks do not fit on this machine, and Ray is not installed.
+        StartupError: the ranks do not fit on this machine, and Ray is not installed; or this is not the first node.
     """
+    if options.nodes.node_rank:
+        raise StartupError(
+            f"--node-rank {options.nodes.node_rank} only has ranks for the engine of node 0: use `quire serve "
+            "--headless` or `quire engine`."
+        )
     named = options.distributed_executor_backend
     if named not in (None, "auto"):
         return str(named)
@@ -31,8 +36,13 @@ def choose_executor(options: ParallelOptions, device: str, config: Mapping[str, 
         is_dense = config is not None and not _mentions_experts(config)
         return "uni" if options.data_parallel_size == 1 or is_dense else "mp"
     gpus = 0 if device == "cpu" else count_gpus()
-    if not gpus or options.num_ranks <= gpus:
+    if not gpus or options.num_local_ranks <= gpus:
         return "mp"
+    if options.nodes.nnodes > 1:
+        raise StartupError(
+            f"Each of --nnodes {options.nodes.nnodes} needs {options.num_local_ranks} GPUs, but this machine has "
+            f"{gpus}. Use more nodes, or set --device cpu."
+        )
     if importlib.util.find_spec("ray") is not None:
         return "ray"
     raise StartupError(

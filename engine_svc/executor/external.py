@@ -8,14 +8,16 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine_svc.executor.broadcast import Broadcast, Inbox
+from engine_svc.executor.broadcast import Inbox
 from engine_svc.executor.interfaces import use_interface_of
+from engine_svc.executor.joined import JoinedRanks
 from engine_svc.executor.multiproc import RankProcesses
-from engine_svc.executor.network import Arrival, RankListener, connect, own_address
+from engine_svc.executor.network import RankListener, connect, own_address
 from engine_svc.executor.ranked import RankedExecutor
 from engine_svc.executor.ranks import RankGroup
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
 from quire.options.parallel import ParallelOptions
 
 # Time for all processes of a launch to start, including importing torch.
@@ -100,51 +102,14 @@ def obey(launch: Launch) -> None:
 class ExternalExecutor(RankedExecutor):
     """Waits for the other ranks to connect, and starts rank 0 as a child process."""
 
-    def _start(self, options: EngineOptions) -> RankGroup:
+    def _start(self, model: ModelOptions, options: EngineOptions) -> RankGroup:
         launch = read_launch(options.parallel)
         host = options.parallel.executor.host_ip or own_address(launch.address)
-        return ExternalRanks(launch, host)
-
-
-class ExternalRanks(RankGroup):
-    """Rank 0 as a child process, and the others wherever they run."""
-
-    def __init__(self, launch: Launch, host: str) -> None:
-        """
-        Raises:
-            StartupError: the port is in use, or not all ranks have connected.
-        """
         use_interface_of(host)
         try:
             with contextlib.closing(RankListener(host, launch.port, launch.secret)) as listener:
-                others = listener.accept(set(range(1, launch.world_size)), _MEET_SECONDS, lambda: None)
+                others = listener.accept(set(range(1, launch.world_size)), _MEET_SECONDS, lambda missing: None)
         except OSError as error:
             raise StartupError(f"The ranks of external_launcher at {host}:{launch.port}: {error}") from error
-        self._first = RankProcesses(1, shares_memory=False)
-        self._others: list[Arrival] = [others[rank] for rank in sorted(others)]
-        self.channels = [*self._first.channels, *(other.channel for other in self._others)]
-        self.devices = [launch.local_rank, *(other.device for other in self._others)]
-        self.broadcast = Broadcast(self.channels)
-        self.rendezvous = "env://"
-
-    def name(self, rank: int) -> str:
-        """See RankGroup."""
-        return self._first.name(0) if rank == 0 else f"rank {rank} (at {self._others[rank - 1].address})"
-
-    def end(self, rank: int) -> str:
-        """See RankGroup."""
-        return self._first.end(0) if rank == 0 else "has gone"
-
-    def tell_where(self) -> None:
-        """See RankGroup. Only rank 0 is told."""
-        self._first.tell_where()
-
-    def kill(self) -> None:
-        """See RankGroup. The other ranks end when their channels do, and their launcher supervises them."""
-        self._first.kill()
-        for other in self._others:
-            other.channel.shut()
-
-    def wait(self) -> None:
-        """See RankGroup."""
-        self._first.wait()
+        own = RankProcesses(1, shares_memory=False)
+        return JoinedRanks(own, [launch.local_rank], [others[rank] for rank in sorted(others)], "env://")

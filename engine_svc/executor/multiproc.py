@@ -1,25 +1,22 @@
-"""An executor with one process per rank, on this machine."""
+"""An executor with one process per rank: on this machine, or on each of several nodes."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
 import time
 
 from engine_svc.executor.broadcast import Broadcast
-from engine_svc.executor.child import start_child
+from engine_svc.executor.child import end_children, how_it_ended, start_child
+from engine_svc.executor.joined import JoinedRanks
 from engine_svc.executor.ranked import RankedExecutor
 from engine_svc.executor.ranks import RankGroup
+from engine_svc.executor.rendezvous import await_nodes
 from engine_svc.executor.slots import SlotWriter
 from engine_svc.parallel.layout import layout_of
 from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
 
-# How long all ranks together may take to end by themselves.
-_CLOSE_SECONDS = 10.0
-# A process's channel is closed a moment before the process has ended.
-_END_SECONDS = 1.0
 # Time for all ranks together to write their stacks, one after the other.
 _WRITE_SECONDS = 0.5
 
@@ -27,9 +24,13 @@ _WRITE_SECONDS = 0.5
 class MultiprocExecutor(RankedExecutor):
     """Starts the ranks as child processes, which end when this process ends for any reason."""
 
-    def _start(self, options: EngineOptions) -> RankGroup:
-        layout = layout_of(options.parallel)
-        return RankProcesses(layout.num_ranks, num_stages=layout.pipeline)
+    def _start(self, model: ModelOptions, options: EngineOptions) -> RankGroup:
+        layout, parallel = layout_of(options.parallel), options.parallel
+        if parallel.nodes.nnodes == 1:
+            return RankProcesses(layout.num_ranks, num_stages=layout.pipeline)
+        others = await_nodes(model, options)
+        own = RankProcesses(parallel.num_local_ranks, shares_memory=False)
+        return JoinedRanks(own, own.devices, others.ranks, others.rendezvous)
 
 
 class RankProcesses(RankGroup):
@@ -64,14 +65,7 @@ class RankProcesses(RankGroup):
 
     def end(self, rank: int) -> str:
         """See RankGroup."""
-        try:
-            code = self._processes[rank].wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "has closed its channel"
-        if code >= 0:
-            return f"ended with exit code {code}"
-        advice = ", as the kernel does when memory runs out" if -code == signal.SIGKILL else ""
-        return f"was killed by {signal.Signals(-code).name}{advice}"
+        return how_it_ended(self._processes[rank])
 
     def tell_where(self) -> None:
         """See RankGroup. A process that is stopped or stuck in the kernel writes nothing."""
@@ -86,13 +80,7 @@ class RankProcesses(RankGroup):
 
     def wait(self) -> None:
         """See RankGroup."""
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        self.kill()
-        for process in self._processes:
-            process.wait()
+        end_children(self._processes)
         if self._meeting >= 0:
             os.close(self._meeting)
             self._meeting = -1

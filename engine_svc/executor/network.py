@@ -44,6 +44,16 @@ class Arrival:
     address: str
 
 
+def _greet_silently(channel: Channel, refusal: str) -> None:
+    """Refuses a rank by closing its connection.
+
+    Raises:
+        ValueError: there is a reason to.
+    """
+    if refusal:
+        raise ValueError(refusal)
+
+
 class RankListener:
     """Accepts the connections of one worker's ranks."""
 
@@ -61,11 +71,19 @@ class RankListener:
         self._socket.settimeout(_POLL_SECONDS)
         self.port: int = self._socket.getsockname()[1]
 
-    def accept(self, ranks: set[int], seconds: float, check: Callable[[], None]) -> dict[int, Arrival]:
-        """Waits until these ranks have connected.
+    def accept(
+        self,
+        ranks: set[int],
+        seconds: float,
+        check: Callable[[set[int]], None],
+        greet: Callable[[Channel, str], None] = _greet_silently,
+    ) -> dict[int, Arrival]:
+        """Waits until these ranks have connected. One that goes before the others have come may come again.
 
         Args:
-            check: called from time to time; raises if waiting has become pointless.
+            check: called from time to time with the ranks that are missing; raises if waiting has become pointless.
+            greet: called with the channel of a rank that has proved itself, and why it is refused, if it is; raises
+                OSError, EOFError or ValueError if it is, or for a reason of its own.
 
         Raises:
             TimeoutError: some ranks have not connected within `seconds`; the message names them.
@@ -77,20 +95,23 @@ class RankListener:
                 raise TimeoutError(
                     f"ranks {', '.join(map(str, sorted(missing)))} have not connected within {seconds:g} s"
                 )
-            check()
+            check(missing)
             try:
                 connection, (address, *_) = self._socket.accept()
             except TimeoutError:
                 continue
+            for rank in [rank for rank, arrival in found.items() if arrival.channel.is_gone()]:
+                found.pop(rank).channel.close()
             try:
                 rank, device = _admit(connection, self._secret)
-                if rank not in missing:
-                    raise ValueError(f"rank {rank} is not expected")
+                channel = Channel(connection)
+                refusal = "" if rank in ranks - found.keys() else f"rank {rank} is not expected, or has come before"
+                greet(channel, refusal)
             except (OSError, EOFError, ValueError) as error:
                 logger.warning("a connection from %s was refused: %s", address, error)
                 connection.close()
                 continue
-            found[rank] = Arrival(Channel(connection), device, address)
+            found[rank] = Arrival(channel, device, address)
         return found
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from engine_svc.executor.broadcast import Inbox
-from engine_svc.executor.channel import Channel
+from engine_svc.executor.channel import GONE, Channel
 from engine_svc.executor.child import begin_child
 from engine_svc.executor.device import choose_device
 from engine_svc.executor.messages import (
@@ -156,7 +156,7 @@ class RankProcess:
     def _end_when_alone(self) -> None:
         """Ends the process when the executor is gone, even if it waits in a collective for ranks that are gone."""
         poll = select.poll()
-        poll.register(self._channel.fileno(), select.POLLHUP | select.POLLRDHUP | select.POLLERR)
+        poll.register(self._channel.fileno(), GONE)
         poll.poll()
         time.sleep(_FOR_OTHERS_SECONDS if self._commands else _ALONE_SECONDS)
         os._exit(1)

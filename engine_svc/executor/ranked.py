@@ -62,7 +62,7 @@ class RankedExecutor(Executor):
         self._agreement = Agreement()
 
     @abstractmethod
-    def _start(self, options: EngineOptions) -> RankGroup:
+    def _start(self, model: ModelOptions, options: EngineOptions) -> RankGroup:
         """Starts the ranks.
 
         Raises:
@@ -75,7 +75,7 @@ class RankedExecutor(Executor):
         layout = layout_of(options.parallel)
         self._agreement = Agreement(layout)
         self.max_in_flight = layout.pipeline + 1  # one in each stage, and one that waits for the first stage
-        ranks = self._ranks = self._start(options)
+        ranks = self._ranks = self._start(model, options)
         self._watch = RankWatch(ranks, lambda: self._wake())
         at_once = options.parallel.executor.max_parallel_loading_workers or len(ranks.devices)
         in_turns = at_once < len(ranks.devices)

@@ -10,12 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from engine_svc.executor.broadcast import Broadcast
-from engine_svc.executor.channel import Channel
+from engine_svc.executor.channel import GONE, Channel
 
 logger = logging.getLogger(__name__)
-
-# Poll events of a socket whose peer has closed it or is gone.
-_GONE = select.POLLHUP | select.POLLRDHUP | select.POLLERR
 
 # Longest time that `RankGroup.end` takes.
 _KNOWN_SECONDS = 2.0
@@ -108,9 +105,9 @@ class RankWatch:
     def _wait(self) -> list[int]:
         """Waits until any rank is gone; returns those that are, or an empty list when stopped."""
         poll = select.poll()
-        poll.register(self._stopped, _GONE)
+        poll.register(self._stopped, GONE)
         ranks = {channel.fileno(): rank for rank, channel in enumerate(self._ranks.channels)}
         for descriptor in ranks:
-            poll.register(descriptor, _GONE)
+            poll.register(descriptor, GONE)
         events = [descriptor for descriptor, _ in poll.poll()]
         return [] if self._stopped.fileno() in events else [ranks[descriptor] for descriptor in events]

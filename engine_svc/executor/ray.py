@@ -24,6 +24,7 @@ from engine_svc.parallel.layout import layout_of
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.executor import ExecutorOptions
+from quire.options.model import ModelOptions
 
 _PLACE_SECONDS = 60.0
 # Time for actors to start, including importing torch.
@@ -73,7 +74,7 @@ class RayExecutor(RankedExecutor):
 
     _connected = False  # we connected to the cluster, so we disconnect
 
-    def _start(self, options: EngineOptions) -> RankGroup:
+    def _start(self, model: ModelOptions, options: EngineOptions) -> RankGroup:
         try:
             import ray
         except ImportError as error:
@@ -186,7 +187,7 @@ class RayRanks(RankGroup):
         self.broadcast = Broadcast(self.channels)
         self.rendezvous = f"tcp://{self._places[0].node}:{self._places[0].port}"
 
-    def _check(self) -> None:
+    def _check(self, missing: set[int]) -> None:
         """Checks that all actors are running.
 
         Raises:

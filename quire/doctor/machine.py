@@ -35,7 +35,7 @@ def processors() -> Iterator[Finding]:
 def gpus(options: StackOptions) -> Iterator[Finding]:
     """Compares the GPUs that are needed with those present."""
     device, there = options.engine.kernels.device, count_gpus()
-    wanted = len(options.ranks.ranks) * options.engine.parallel.num_ranks
+    wanted = len(options.ranks.ranks) * options.engine.parallel.num_local_ranks
     if device == "cuda" and not there:
         yield problem("GPU", "--device cuda needs a GPU, but the driver shows none. Leave it out to run on the CPU.")
     elif device == "cpu" or not there:

@@ -39,5 +39,5 @@ class DataParallelOptions:
     headless: bool = option(
         False, "Runs only engines, without API, router and tokenizer: an additional node, whose engines register with "
         "the router at --data-parallel-address and --data-parallel-rpc-port, or with those named by --register-with. "
-        "Needs --data-parallel-start-rank.",
+        "Needs --data-parallel-start-rank; or --node-rank, whose ranks belong to the engine of node 0.",
     )  # fmt: skip

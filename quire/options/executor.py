@@ -45,8 +45,9 @@ class ExecutorOptions:
         "MASTER_PORT + 1 for external_launcher.", variables=("VLLM_PORT",), minimum=0, maximum=65535,
     )  # fmt: skip
     rank_secret: str | None = option(
-        None, "Secret that all ranks started by external_launcher must present.", secret=True
-    )
+        None, "Secret that all ranks started by external_launcher must present, and those of all --nnodes. Required "
+        "only for external_launcher.", secret=True,
+    )  # fmt: skip
     ray_per_worker_gpus: float = option(
         1.0, "Number of GPUs that Ray reserves per rank, if there are any; a fraction leaves room for others.",
         variables=("VLLM_RAY_PER_WORKER_GPUS",), minimum=0.01, maximum=1.0,

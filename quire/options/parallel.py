@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.errors import StartupError
 from quire.options.base import option
 from quire.options.dual_batch import DualBatchOptions
 from quire.options.executor import EXECUTOR_NAMES, ExecutorOptions
 from quire.options.experts import ExpertOptions
+from quire.options.nodes import NodeOptions
 from quire.rpc.discovery import join_address
 
 DATA_PARALLEL_RPC_PORT = 29550  # default port of the first node's router for ranks on several nodes
@@ -63,6 +65,7 @@ class ParallelOptions:
     experts: ExpertOptions = ExpertOptions()
     dual_batch: DualBatchOptions = DualBatchOptions()
     executor: ExecutorOptions = ExecutorOptions()
+    nodes: NodeOptions = NodeOptions()
 
     @property
     def num_ranks(self) -> int:
@@ -70,6 +73,39 @@ class ParallelOptions:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def num_local_ranks(self) -> int:
+        """Number of ranks that one worker has on each of its nodes."""
+        return self.num_ranks // self.nodes.nnodes
+
+    @property
     def data_parallel_meeting(self) -> str:
         """host:port at which the data-parallel ranks of a model with experts meet."""
         return join_address(self.data_parallel_address, self.data_parallel_master_port or DATA_PARALLEL_RPC_PORT + 1)
+
+    def check_nodes(self) -> None:
+        """Checks the options that go with --nnodes.
+
+        Raises:
+            StartupError: they contradict each other or the layout.
+        """
+        nnodes, node_rank, backend = self.nodes.nnodes, self.nodes.node_rank, self.distributed_executor_backend
+        if node_rank >= nnodes:
+            raise StartupError(f"--node-rank {node_rank} is not below --nnodes {nnodes}: nodes are counted from 0.")
+        if nnodes == 1:
+            return
+        if self.num_ranks % nnodes:
+            raise StartupError(
+                f"--nnodes {nnodes} does not divide the {self.num_ranks} ranks of --tensor-parallel-size "
+                f"{self.tensor_parallel_size} x --pipeline-parallel-size {self.pipeline_parallel_size}: each node has "
+                "the same number of ranks."
+            )
+        if not self.nodes.master_addr:
+            raise StartupError(f"--nnodes {nnodes} needs --master-addr: the address of node 0, as seen from all nodes.")
+        if backend not in (None, "auto", "mp"):
+            raise StartupError(f"--nnodes {nnodes} needs --distributed-executor-backend mp, not {backend}.")
+        if self.data_parallel_size > 1:
+            raise StartupError(
+                f"--nnodes {nnodes} divides the ranks of one engine among nodes; --data-parallel-size "
+                f"{self.data_parallel_size} has several engines, which nodes share by --data-parallel-size-local and "
+                "--data-parallel-start-rank. Leave one of them out."
+            )

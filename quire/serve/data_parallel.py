@@ -31,6 +31,7 @@ class LocalRanks:
         address: address of the first node.
         rpc_port: port of the router there; 0 means any free one.
         headless: whether the router is on another machine.
+        node_rank: number of this machine among those that share one engine; only the first one is its worker.
         by_ray: whether Ray provides the ranks' GPUs, on whatever machine.
     """
 
@@ -41,6 +42,7 @@ class LocalRanks:
     rpc_port: int
     headless: bool
     by_ray: bool
+    node_rank: int = 0
 
     @property
     def elsewhere(self) -> bool:
@@ -51,6 +53,11 @@ class LocalRanks:
     def has_members_elsewhere(self) -> bool:
         """Whether this machine's router also balances ranks of other machines."""
         return self.elsewhere and self.balancing is Balancing.INTERNAL and not self.headless
+
+    @property
+    def registers_elsewhere(self) -> bool:
+        """Whether this machine's engines register with a router of another machine."""
+        return self.headless and not self.node_rank
 
     @property
     def router(self) -> str:
@@ -64,7 +71,11 @@ def find_local_ranks(parallel: ParallelOptions, options: DataParallelOptions) ->
     Raises:
         StartupError: options contradict each other.
     """
-    balancing = _balancing(parallel, options)
+    parallel.check_nodes()
+    node_rank = parallel.nodes.node_rank
+    if node_rank and not options.headless:
+        raise StartupError(f"--node-rank {node_rank} has no API: add --headless. Only node 0 serves requests.")
+    balancing = Balancing.INTERNAL if node_rank else _balancing(parallel, options)
     size, local = parallel.data_parallel_size, options.data_parallel_size_local
     if balancing is Balancing.EXTERNAL:
         start, local = parallel.data_parallel_rank or 0, 1
@@ -83,8 +94,9 @@ def find_local_ranks(parallel: ParallelOptions, options: DataParallelOptions) ->
     port = options.data_parallel_rpc_port or (DATA_PARALLEL_RPC_PORT if local < size or options.headless else 0)
     by_ray = options.data_parallel_backend == RAY
     return LocalRanks(
-        size, range(start, start + local), balancing, parallel.data_parallel_address, port, options.headless, by_ray
-    )
+        size, range(start, start + local), balancing, parallel.data_parallel_address, port, options.headless, by_ray,
+        node_rank,
+    )  # fmt: skip
 
 
 def _check_backend(parallel: ParallelOptions, options: DataParallelOptions, size: int, local: int) -> None:
@@ -129,7 +141,8 @@ def _balancing(parallel: ParallelOptions, options: DataParallelOptions) -> Balan
         raise StartupError(f"--headless nodes have no API, but {_HYBRID} gives each node one. Leave one of them out.")
     if (options.headless or options.data_parallel_hybrid_lb) and start is None:
         flag = "--headless" if options.headless else _HYBRID
-        raise StartupError(f"{flag} needs {_START}: the first of this machine's ranks.")
+        nodes = ", or --node-rank if --nnodes share one engine" if options.headless else ""
+        raise StartupError(f"{flag} needs {_START}: the first of this machine's ranks{nodes}.")
     if options.data_parallel_hybrid_lb:
         return Balancing.HYBRID
     if start and not options.headless:

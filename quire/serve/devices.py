@@ -48,7 +48,7 @@ def devices_of_engines(
     Raises:
         StartupError: there are too few GPUs.
     """
-    ranks = parallel.num_ranks
+    ranks = parallel.num_local_ranks
     of_each = -(-engines // gpus) if gpus else 1  # engines per GPU
     shares = ranks == 1 and of_each * share <= 1.0
     if gpus and gpus < engines * ranks and not shares:

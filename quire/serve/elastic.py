@@ -85,6 +85,8 @@ class ElasticStack:
         ranks = self._layout.ranks
         if "router" not in self._layout.own or ranks.balancing is not Balancing.INTERNAL:
             raise FailedPrecondition("This stack does not control its own ranks: scale them where they are balanced.")
+        if self._options.engine.parallel.nodes.nnodes > 1:
+            raise FailedPrecondition("The engine's ranks are on several nodes (--nnodes): there can be only this one.")
         if ranks.elsewhere:
             raise FailedPrecondition(
                 "Other nodes have ranks of this deployment: start or stop `quire serve --headless` there instead."

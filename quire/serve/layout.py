@@ -129,7 +129,7 @@ def _engine_names(ranks: LocalRanks) -> Mapping[str, int]:
 def _engine_addresses(names: Collection[str], options: StackOptions, ports: HeldPorts) -> dict[str, str]:
     """Engine name → address to listen on; on a further node, one that the first node's router can reach."""
     ranks, host = options.ranks, LOOPBACK
-    if ranks.headless:
+    if ranks.registers_elsewhere:
         host = options.engine.parallel.executor.host_ip or own_address_at(ranks.address, ranks.rpc_port)
     held = ports.hold_free(len(names), host)
     return {name: join_address(host, port) for name, port in zip(names, held, strict=True)}
@@ -209,7 +209,7 @@ def with_derived(options: StackOptions) -> StackOptions:
     """
     changes: dict[str, Any] = {"gateway": _with_parsers(options)}
     if options.gateway.needs_key and not options.security.grpc_token:
-        if options.ranks.headless or options.ranks.has_members_elsewhere:
+        if options.ranks.registers_elsewhere or options.ranks.has_members_elsewhere:
             raise StartupError(
                 "With API keys, the services require a token from each other, which all nodes must share: set the "
                 "same --grpc-token (QUIRE_GRPC_TOKEN) on each node."

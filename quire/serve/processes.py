@@ -80,7 +80,7 @@ def _engine_options(options: EngineOptions, layout: Layout, name: str) -> Engine
             distributed_executor_backend=RAY if ranks.by_ray else options.parallel.distributed_executor_backend,
         )  # fmt: skip
         own = dataclasses.replace(own, parallel=parallel)
-    if ranks.headless:
+    if ranks.registers_elsewhere:
         routers = options.registration.register_with or (ranks.router,)
         own = dataclasses.replace(own, registration=dataclasses.replace(options.registration, register_with=routers))
     return own
@@ -115,7 +115,7 @@ def _devices(options: StackOptions, engines: Collection[str]) -> dict[str, Mappi
     parallel, named = options.engine.parallel, options.engine.parallel.distributed_executor_backend
     if named in _ELSEWHERE or options.ranks.by_ray or (len(engines) == 1 and named in (None, "auto")):
         return {}
-    gpus = count_gpus() if len(engines) * parallel.num_ranks > 1 and options.engine.kernels.device != "cpu" else 0
+    gpus = count_gpus() if len(engines) * parallel.num_local_ranks > 1 and options.engine.kernels.device != "cpu" else 0
     share = options.engine.cache.gpu_memory_utilization
     return dict(zip(engines, devices_of_engines(len(engines), parallel, gpus, os.environ, share), strict=True))
 

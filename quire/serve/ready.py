@@ -24,8 +24,11 @@ _Arguments = Mapping[str, Any]  # of a call, besides its message
 async def node_summary(options: StackOptions, layout: Layout, seconds: float) -> str:
     """The startup summary of a node without an API."""
     ranks, routers = layout.ranks, options.engine.registration.register_with or (layout.ranks.router,)
+    ready, nodes = f"Quire {quire.__version__} is ready after {seconds:.1f} s", options.engine.parallel.nodes
+    if ranks.node_rank:
+        return f"{ready}: node {ranks.node_rank} of {nodes.nnodes} has joined {nodes.master_addr}:{nodes.master_port}"
     return (
-        f"Quire {quire.__version__} is ready after {seconds:.1f} s: data-parallel ranks {ranks.ranks[0]} to "
+        f"{ready}: data-parallel ranks {ranks.ranks[0]} to "
         f"{ranks.ranks[-1]} of {ranks.size} register with the router at {', '.join(routers)}"
     )
 

@@ -164,7 +164,8 @@ class _Stack:
             ) from error
         if self._stop.is_set():
             return False
-        self._supervisor.settle()
+        if not self._layout.ranks.node_rank:  # its only process goes on by itself for as long as that makes sense
+            self._supervisor.settle()
         self._console.close()
         from quire.serve.ready import node_summary, summary  # imported late, like elastic
 
@@ -202,6 +203,8 @@ def _stopping(seconds: float) -> str:
 
 def _stack_name(options: StackOptions, layout: Layout) -> str:
     """A name that distinguishes this stack from others on this machine."""
+    if layout.ranks.node_rank:
+        return f"node-{layout.ranks.node_rank}"
     if layout.ranks.headless:
         return f"rank-{layout.ranks.ranks[0]}"
     return Path(options.gateway.uds).name if options.gateway.uds else str(options.gateway.port)

@@ -15,7 +15,6 @@ _WHOLE_ENCODERS = "Each rank has the whole image encoder, and encodes every imag
 _ADAPTERS = (
     "Prompt adapters no longer exist in vLLM either. Serve adapters with --enable-lora and --lora-modules NAME=PATH."
 )
-_NODES = "With --distributed-executor-backend ray, several machines compute one model; leave it out."
 _TOKENIZERS = "The tokenizer is a separate service, with one thread per core; --tokenizer-address adds replicas."
 _RECOVERY = "The router always moves the requests of a lost worker to others, and the supervisor restarts it."
 _SUPERVISOR = "It belongs to --data-parallel-multi-port-external-lb, which Quire does not implement."
@@ -196,10 +195,6 @@ _PARALLEL: Mapping[str, Answer] = {
     "moe-backend": no_effect("Experts have one kernel for each kind of weights.", taken=("auto",)),
     "data-parallel-external-lb": no_effect("It follows from --data-parallel-rank.", switch=True),
     "disable-nccl-for-dp-synchronization": no_effect("Ranks synchronize as their devices allow.", switch=True),
-    "nnodes": refused(_NODES, taken=("1",)),
-    "node-rank": refused(_NODES, taken=("0",)),
-    "master-addr": refused(_NODES, taken=("127.0.0.1",)),
-    "master-port": refused(_NODES),
     "num-redundant-experts": acts_as("--eplb-config.num_redundant_experts"),
     "eplb-window-size": acts_as("--eplb-config.window_size"),
     "eplb-step-interval": acts_as("--eplb-config.step_interval"),

@@ -23,7 +23,7 @@ def listener() -> Iterator[RankListener]:
         yield made
 
 
-def nothing() -> None:
+def nothing(missing: set[int]) -> None:
     pass
 
 
@@ -121,7 +121,7 @@ def test_who_does_not_come_in_time_is_named(listener: RankListener) -> None:
 
 
 def test_what_ends_a_rank_before_it_has_come_ends_the_waiting(listener: RankListener) -> None:
-    def check() -> None:
+    def check(missing: set[int]) -> None:
         raise ValueError("its process has ended")
 
     with pytest.raises(ValueError, match="has ended"):

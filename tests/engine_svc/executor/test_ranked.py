@@ -32,7 +32,7 @@ RANKS = 3
 class Subject(RankedExecutor):
     """An executor of fake ranks."""
 
-    def _start(self, options: EngineOptions) -> RankGroup:
+    def _start(self, model: ModelOptions, options: EngineOptions) -> RankGroup:
         self.processes = RankProcesses(RANKS, "tests.support.fake_rank")
         return self.processes
 
