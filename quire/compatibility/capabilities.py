@@ -166,6 +166,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "hybrid load balancing": "--data-parallel-hybrid-lb",
             "external load balancing": "--data-parallel-rank",
             "headless nodes": "--headless",
+            "several nodes without Ray": "--nnodes",
             "several API servers": "--api-server-count",
         },
         "attention": {

@@ -107,6 +107,7 @@ _TESTS = {
     "tests/gpu/test_gpu.py": "enforce-eager device",
     "tests/integration/test_data_parallel.py": "api-server-count data-parallel-rpc-port",
     "tests/integration/test_migration.py": "dtype",
+    "tests/integration/test_nodes.py": "nnodes node-rank master-addr master-port",
     "tests/integration/test_sampling_fields.py": (
         "return-tokens-as-token-ids logits-processor-pattern logits-processors logprobs-mode max-logprobs"
     ),

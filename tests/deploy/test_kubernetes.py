@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from quire.cli import COMMANDS
-from quire.options.base import fields_of
+from quire.options.base import build, fields_of
 from quire.options.parallel import ParallelOptions
 from tests.support.kubernetes import (
     Container,
@@ -28,7 +28,7 @@ from tests.support.kubernetes import (
 )
 
 ROOT = Path(__file__).parents[2] / "deploy/kubernetes"
-FOLDERS = ("base", "data-parallel", "prefill-decode", "ray")
+FOLDERS = ("base", "data-parallel", "nodes", "prefill-decode", "ray")
 OPTIONS = {field.name for field in fields_of(ParallelOptions)}
 OWN = {
     "quire-gateway": "gateway",
@@ -112,8 +112,8 @@ def commands(folder: str) -> Iterator[tuple[str, list[str]]]:
             if not container.command:
                 yield OWN[container.image.partition(":")[0]], container.args
                 continue
-            script = container.args[0].replace("$((LWS_WORKER_INDEX * 8))", "8").removeprefix("exec quire ")
-            words = shlex.split(script)
+            script = container.args[0].replace("$((LWS_WORKER_INDEX * 8))", "8").replace("$LWS_WORKER_INDEX", "1")
+            words = shlex.split(script.removeprefix("exec quire "))
             yield words[0], words[1:]
 
 
@@ -134,6 +134,20 @@ def test_a_group_has_as_many_ranks_as_its_nodes_have() -> None:
     local, template = int(flags["--data-parallel-size-local"]), group.spec.leader_worker_template
     assert int(flags["--data-parallel-size"]) == local * template.size
     assert template.worker_template.spec.containers[0].resources.limits["nvidia.com/gpu"] == str(local)
+
+
+def test_a_worker_over_nodes_has_a_rank_for_each_of_their_gpus() -> None:
+    (group,) = [each for each in map(validate, render(ROOT / "nodes")) if isinstance(each, LeaderWorkerSet)]
+    _, arguments = next((name, words) for name, words in commands("nodes") if "--nnodes" in words)
+    flags = {flag: arguments[index + 1] for index, flag in enumerate(arguments[:-1]) if flag.startswith("--")}
+    template, ranks = group.spec.leader_worker_template, build(ParallelOptions, {
+        field.name: int(flags[field.flag]) for field in fields_of(ParallelOptions)
+        if field.flag in flags and field.type is int
+    })  # fmt: skip
+    assert ranks.nodes.nnodes == template.size
+    (container,) = template.worker_template.spec.containers
+    assert container.resources.limits["nvidia.com/gpu"] == str(ranks.num_local_ranks)
+    assert ranks.nodes.master_port in [port.container_port for port in container.ports]
 
 
 def test_one_deployment_saves_the_blocks_that_the_other_one_loads() -> None:

@@ -23,14 +23,16 @@ SECONDS = 90.0
 COUNT = 200
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]]
 OPTIONS = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "32M", "--cpu-threads", "1",
-           "--served-model-name", "tiny", "-tp", "2", "-n", "2", "--master-addr", "127.0.0.1")  # fmt: skip
+           "--served-model-name", "tiny", "-tp", "2", "--nnodes", "2", "--master-addr", "127.0.0.1")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def nodes(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Stack]]:
     folder, port = tmp_path_factory.mktemp("nodes"), str(free_port())
     first = start_stack(tiny_llama, folder / "first", *OPTIONS, "--master-port", port)
-    second = start_stack(tiny_llama, folder / "second", *OPTIONS, "--master-port", port, "-r", "1", "--headless")
+    second = start_stack(
+        tiny_llama, folder / "second", *OPTIONS, "--master-port", port, "--node-rank", "1", "--headless"
+    )
     try:
         first.wait_healthy()
         yield first, second

@@ -45,6 +45,19 @@ class EnvironmentSource(Strict):
     secret_ref: Named
 
 
+class FieldReference(Strict):
+    field_path: Literal["status.podIP"]
+
+
+class ValueSource(Strict):
+    field_ref: FieldReference
+
+
+class EnvironmentVariable(Strict):
+    name: str
+    value_from: ValueSource
+
+
 class ContainerPort(Strict):
     name: str
     container_port: int
@@ -93,6 +106,7 @@ class Container(Strict):
     image: str
     command: list[str] = []
     args: list[str] = []
+    env: list[EnvironmentVariable] = []
     env_from: list[EnvironmentSource] = []
     ports: list[ContainerPort] = []
     readiness_probe: Probe | None = None

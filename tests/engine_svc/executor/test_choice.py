@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from engine_svc.executor import choice
 from engine_svc.executor.choice import choose_executor
 from quire.errors import StartupError
+from quire.options.nodes import NodeOptions
 from quire.options.parallel import ParallelOptions
 
 
@@ -51,3 +53,13 @@ def test_ranks_that_do_not_fit_have_to_be_spread_by_something(machine: Any) -> N
     machine(2, False)
     with pytest.raises(StartupError, match=r"4 ranks need one GPU each, but this machine has 2\. Install quire\[ray\]"):
         choose_executor(ParallelOptions(tensor_parallel_size=4), "auto")
+
+
+def test_nodes_each_need_gpus_for_their_share(machine: Any) -> None:
+    machine(2, True)
+    options = ParallelOptions(tensor_parallel_size=4, nodes=NodeOptions(2, 0, "head"))
+    assert choose_executor(options, "auto") == "mp"
+    with pytest.raises(StartupError, match=r"Each of --nnodes 2 needs 4 GPUs, but this machine has 2"):
+        choose_executor(dataclasses.replace(options, tensor_parallel_size=8), "auto")
+    with pytest.raises(StartupError, match=r"--node-rank 1 only has ranks for the engine of node 0"):
+        choose_executor(dataclasses.replace(options, nodes=NodeOptions(2, 1, "head")), "auto")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
@@ -9,7 +10,9 @@ from typing import cast
 import grpc
 import pytest
 
-from quire.errors import QuireError, StartupError, Unavailable
+from quire.errors import FailedPrecondition, QuireError, StartupError, Unavailable
+from quire.options.nodes import NodeOptions
+from quire.options.parallel import ParallelOptions
 from quire.serve.elastic import ElasticStack
 from quire.serve.layout import Layout, choose_layout
 from quire.serve.ports import HeldPorts
@@ -95,6 +98,16 @@ async def test_engines_that_the_router_does_not_hear_of_are_ended() -> None:
         with pytest.raises(QuireError, match="it is about to end"):
             await stack.scale(3, 1.0, 60.0)
     assert not processes.running
+
+
+async def test_an_engine_of_several_nodes_stays_the_only_one() -> None:
+    options = stack_options()
+    parallel = ParallelOptions(tensor_parallel_size=2, nodes=NodeOptions(2, 0, "127.0.0.1"))
+    options = dataclasses.replace(options, engine=dataclasses.replace(options.engine, parallel=parallel))
+    with HeldPorts() as ports:
+        stack = ElasticStack(options, choose_layout(options, ports), ports, cast("Supervisor", Processes()))
+        with pytest.raises(FailedPrecondition, match="ranks are on several nodes"):
+            await stack.scale(2, 1.0, 60.0)
 
 
 @pytest.mark.parametrize("size", [1, 2])
