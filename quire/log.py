@@ -160,7 +160,7 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: Tr
     logging.getLogger().critical("exiting because of an error", exc_info=(kind, error, traceback))
 
 
-def log_options() -> LogOptions:
-    """The logging options of this process, for the processes it starts."""
+def log_options() -> LogOptions | None:
+    """The logging options of this process, for the processes it starts; None if it has not set up logging."""
     records = logging.getLogRecordFactory()
-    return records.options if isinstance(records, _Records) else LogOptions()
+    return records.options if isinstance(records, _Records) else None

@@ -17,6 +17,8 @@ import msgspec
 from engine_svc.executor.broadcast import Inbox
 from engine_svc.executor.channel import Channel
 from engine_svc.executor.slots import SlotReader, SlotsPlace
+from quire.log import log_options, setup_logging
+from quire.options.log import LogOptions
 from quire.supervised import end_with_parent
 
 # How long all children together may take to end by themselves.
@@ -26,11 +28,13 @@ _END_SECONDS = 1.0
 
 
 class Child(msgspec.Struct, frozen=True):
-    """Arguments of a rank process: the descriptors that it inherits, and its parent's process id."""
+    """Arguments of a rank process: the descriptors that it inherits, its parent's process id, and options of its log if
+    they do not come with its first command."""
 
     channel: int
     parent: int
     slots: SlotsPlace | None = None
+    log: LogOptions | None = None
 
 
 def start_child(module: str, slots: SlotsPlace | None, inherited: list[int]) -> tuple[Channel, subprocess.Popen[bytes]]:
@@ -41,18 +45,24 @@ def start_child(module: str, slots: SlotsPlace | None, inherited: list[int]) -> 
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        return Channel(ours), start_child_at(theirs.fileno(), module, slots, inherited)
+        child = Child(theirs.fileno(), os.getpid(), slots)
+        return Channel(ours), _start(module, child, inherited)
 
 
-def start_child_at(
-    connection: int, module: str, slots: SlotsPlace | None = None, inherited: Sequence[int] = ()
-) -> subprocess.Popen[bytes]:
-    """Like `start_child`, for a child whose channel is this socket's descriptor, which it inherits."""
-    child = Child(connection, os.getpid(), slots)
+def start_child_at(channel: Channel, module: str) -> subprocess.Popen[bytes]:
+    """Like `start_child`, for a child that takes over this process's channel to a worker, and its log."""
+    child = Child(channel.fileno(), os.getpid(), log=log_options())
+    process = _start(module, child, [])
+    channel.leave()
+    return process
+
+
+def _start(module: str, child: Child, inherited: list[int]) -> subprocess.Popen[bytes]:
     # In its own session: Ctrl-C is for the worker, which lets its requests end first.
     return subprocess.Popen(  # noqa: S603  (our own command line, no shell)
         [sys.executable, "-m", "engine_svc.executor.start", module, msgspec.json.encode(child).decode()],
-        pass_fds=[connection, *([slots.descriptor] if slots else []), *inherited], start_new_session=True,
+        pass_fds=[child.channel, *([child.slots.descriptor] if child.slots else []), *inherited],
+        start_new_session=True,
     )  # fmt: skip
 
 
@@ -89,5 +99,7 @@ def begin_child(argument: str) -> tuple[Channel, Inbox]:
     child = msgspec.json.decode(argument, type=Child)
     end_with_parent(child.parent)
     faulthandler.register(signal.SIGUSR1)
+    if child.log is not None:
+        setup_logging("engine", child.log)
     channel = Channel(socket.socket(fileno=child.channel))
     return channel, Inbox(channel, SlotReader(child.slots) if child.slots else None)

@@ -14,6 +14,8 @@ from quire.options.model import ModelOptions
 class LoadModel(msgspec.Struct, tag=True):
     """Load the model as rank `rank` of the group that meets at `rendezvous`, on visible GPU number `device`.
 
+    `log` is for a rank that has no log of its own yet; ranks of other nodes have.
+
     With `in_turns` the rank sends two more answers, when the ranks have met and when its weights are read, and waits
     for Proceed after each.
     """

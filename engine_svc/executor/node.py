@@ -67,8 +67,7 @@ def _run_ranks(channels: Sequence[Channel], first: int, module: str) -> None:
     """Runs ranks from number `first` on, which receive their commands over these channels, until any of them ends."""
     ranks = {}
     for rank, channel in enumerate(channels, first):
-        process = start_child_at(channel.fileno(), module)
-        channel.leave()
+        process = start_child_at(channel, module)
         ranks[process.pid] = rank, process
     logger.info("this node's ranks, from %d to %d, serve node 0", first, first + len(channels) - 1)
     report(Stage.READY)

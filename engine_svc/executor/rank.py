@@ -39,7 +39,7 @@ from engine_svc.plan import TokenMasks
 from engine_svc.runner.operators_class import runner_class
 from engine_svc.runner.rank import RankModel
 from quire.errors import StartupError
-from quire.log import setup_logging
+from quire.log import log_options, setup_logging
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class RankProcess:
         return command.masks
 
     def _load(self, command: LoadModel) -> Answer:
-        setup_logging("engine", command.log, f"rank {command.rank}")
+        setup_logging("engine", log_options() or command.log, f"rank {command.rank}")
         options = command.options
         device = choose_device(options.kernels.device, command.device)
         in_order = device.type == "cpu" or options.kernels.batch_invariant is True

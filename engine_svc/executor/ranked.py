@@ -8,6 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from engine_svc.executor.agreement import Agreement, joint_spec
 from engine_svc.executor.base import Executor, ExecutorDead
@@ -34,6 +35,7 @@ from engine_svc.upkeep import Upkeep
 from quire.errors import StartupError
 from quire.log import log_options
 from quire.options.engine import EngineOptions
+from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 
 logger = logging.getLogger(__name__)
@@ -79,8 +81,9 @@ class RankedExecutor(Executor):
         self._watch = RankWatch(ranks, lambda: self._wake())
         at_once = options.parallel.executor.max_parallel_loading_workers or len(ranks.devices)
         in_turns = at_once < len(ranks.devices)
+        log, theirs = log_options() or LogOptions(), _without_secret(options)
         commands: list[Command] = [
-            LoadModel(model, options, rank, device, ranks.rendezvous, log_options(), in_turns)
+            LoadModel(model, theirs, rank, device, ranks.rendezvous, log, in_turns)
             for rank, device in enumerate(ranks.devices)
         ]
         try:
@@ -229,6 +232,12 @@ class RankedExecutor(Executor):
             if isinstance(error.__cause__, TimeoutError):
                 raise self._dead(f"{name} does not read, or stopped in the middle of an answer") from error
             raise self._dead(self._find_death() or f"{name} has gone: {error.__cause__!r}") from error
+
+
+def _without_secret(options: EngineOptions) -> EngineOptions:
+    """The options without what ranks have proved that they know, which others on their network might read."""
+    executor = replace(options.parallel.executor, rank_secret=None)
+    return replace(options, parallel=replace(options.parallel, executor=executor))
 
 
 def _receive_of(rank: int, ranks: RankGroup, seconds: float) -> Answer:

@@ -89,7 +89,7 @@ def _text(value: object) -> str:
 def differences(first: Mapping[str, str], other: Mapping[str, str]) -> str:
     """What differs between the settings of node 0 and those of another node; empty if they are equal."""
     names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
-    return "; ".join(f"{name} is {first.get(name)} on node 0, but {other.get(name)} here" for name in names)
+    return "; ".join(f"{name} is {first.get(name)} on node 0, but {other.get(name)} on the other" for name in names)
 
 
 def await_nodes(model: ModelOptions, options: EngineOptions) -> OtherNodes:

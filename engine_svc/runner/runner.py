@@ -75,7 +75,7 @@ class Runner:
         self._rank = at.pipeline * layout.tensor + at.tensor  # among those that compute a sequence together
         self._isolates = False  # whether a failing sequence is isolated from the others: single rank, after warm-up
         if device.type == "cpu":
-            local = options.parallel.num_local_ranks
+            local = layout.tensor * layout.pipeline // options.parallel.nodes.nnodes
             bind_threads(options.kernels, self._rank % local, local)
         processors = load_processors(options.generation.logits_processors)  # before the weights: errors show early
         folder = weights_folder(model, options.load)

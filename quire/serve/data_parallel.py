@@ -75,7 +75,7 @@ def find_local_ranks(parallel: ParallelOptions, options: DataParallelOptions) ->
     node_rank = parallel.nodes.node_rank
     if node_rank and not options.headless:
         raise StartupError(f"--node-rank {node_rank} has no API: add --headless. Only node 0 serves requests.")
-    balancing = Balancing.INTERNAL if node_rank else _balancing(parallel, options)
+    balancing = _balancing(parallel, options)
     size, local = parallel.data_parallel_size, options.data_parallel_size_local
     if balancing is Balancing.EXTERNAL:
         start, local = parallel.data_parallel_rank or 0, 1
@@ -139,10 +139,12 @@ def _balancing(parallel: ParallelOptions, options: DataParallelOptions) -> Balan
         return Balancing.EXTERNAL
     if options.headless and options.data_parallel_hybrid_lb:
         raise StartupError(f"--headless nodes have no API, but {_HYBRID} gives each node one. Leave one of them out.")
-    if (options.headless or options.data_parallel_hybrid_lb) and start is None:
-        flag = "--headless" if options.headless else _HYBRID
-        nodes = ", or --node-rank if --nnodes share one engine" if options.headless else ""
-        raise StartupError(f"{flag} needs {_START}: the first of this machine's ranks{nodes}.")
+    if options.headless and start is None and not parallel.nodes.node_rank:
+        raise StartupError(
+            f"--headless needs {_START}: the first of this machine's ranks; or, with --nnodes, --node-rank."
+        )
+    if options.data_parallel_hybrid_lb and start is None:
+        raise StartupError(f"{_HYBRID} needs {_START}: the first of this machine's ranks.")
     if options.data_parallel_hybrid_lb:
         return Balancing.HYBRID
     if start and not options.headless:

@@ -28,8 +28,8 @@ async def node_summary(options: StackOptions, layout: Layout, seconds: float) ->
     if ranks.node_rank:
         return f"{ready}: node {ranks.node_rank} of {nodes.nnodes} has joined {nodes.master_addr}:{nodes.master_port}"
     return (
-        f"{ready}: data-parallel ranks {ranks.ranks[0]} to "
-        f"{ranks.ranks[-1]} of {ranks.size} register with the router at {', '.join(routers)}"
+        f"{ready}: data-parallel ranks {ranks.ranks[0]} to {ranks.ranks[-1]} of {ranks.size} register with the router "
+        f"at {', '.join(routers)}"
     )
 
 

@@ -28,11 +28,15 @@ OPTIONS = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-by
 
 @pytest.fixture(scope="module")
 def nodes(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Stack]]:
+    """The stacks; what each logs, beyond warnings, is in the file `log` beside its output."""
     folder, port = tmp_path_factory.mktemp("nodes"), str(free_port())
-    first = start_stack(tiny_llama, folder / "first", *OPTIONS, "--master-port", port)
-    second = start_stack(
-        tiny_llama, folder / "second", *OPTIONS, "--master-port", port, "--node-rank", "1", "--headless"
-    )
+
+    def start(name: str, *more: str) -> Stack:
+        (folder / name).mkdir()
+        log = ("--log-file", str(folder / name / "log"))
+        return start_stack(tiny_llama, folder / name / "output", *OPTIONS, "--master-port", port, *log, *more)
+
+    first, second = start("first"), start("second", "--node-rank", "1", "--headless")
     try:
         first.wait_healthy()
         yield first, second
@@ -73,6 +77,7 @@ def test_two_nodes_answer_as_one_rank_and_a_lost_one_takes_no_stream_with_it(
         os.kill(rank, signal.SIGKILL)
         assert [answer.result(SECONDS) for answer in answers] == expected
     assert "rank 1 (at 127.0.0.1, node 1) has gone" in first.log.read_text()
+    assert "rank 1: loaded weights" in (second.log.parent / "log").read_text()
     assert re.search(rf"rank 1 \(process {rank}\) was killed by SIGKILL", second.log.read_text())
 
 

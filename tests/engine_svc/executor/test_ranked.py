@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from engine_svc.executor.base import ExecutorDead
+from engine_svc.executor.broadcast import Broadcast
+from engine_svc.executor.messages import Command
 from engine_svc.executor.multiproc import RankProcesses
 from engine_svc.executor.ranked import RankedExecutor
 from engine_svc.executor.ranks import RankGroup
@@ -94,6 +96,22 @@ def test_rank_0_answers_for_all_as_many_steps_as_are_under_way(subject: Subject)
         result = subject.collect()
         assert (result.sampled_slots, result.sampled_token_ids) == ([4], [[0]])
     subject.check_alive(asks=True)
+
+
+def test_ranks_are_not_sent_the_secret_that_they_have_proved_to_know(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    to_each = Broadcast.to_each
+
+    def spy(broadcast: Broadcast, commands: Sequence[Command], seconds: float) -> None:
+        sent.extend(map(str, commands))
+        to_each(broadcast, commands, seconds)
+
+    monkeypatch.setattr(Broadcast, "to_each", spy)
+    subject.load(ModelOptions(), engine_options(rank_secret="of the test"))
+    assert len(sent) == RANKS
+    assert not [command for command in sent if "of the test" in command]
 
 
 @pytest.mark.parametrize(("at_once", "most"), [(1, 1), (2, 2)])

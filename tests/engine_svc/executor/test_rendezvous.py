@@ -76,7 +76,7 @@ def test_a_node_with_other_settings_is_told_what_differs_and_may_come_again(
     port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = FirstNode(port, max_model_len=64)
-    said = "--max-model-len is 64 on node 0, but 128 here; --seed is unset on node 0, but 1 here"
+    said = "--max-model-len is 64 on node 0, but 128 on the other; --seed is unset on node 0, but 1 on the other"
     with pytest.raises(StartupError, match=f"refuses rank 2: {said}"):
         join_first_node(MODEL, node(1, port, max_model_len=128, seed=1))
     assert f"was refused: {said}" in caplog.text
@@ -113,7 +113,7 @@ def test_settings_are_what_ranks_compute_by(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(rendezvous, "count_gpus", lambda: 8)
     monkeypatch.setattr(rendezvous, "model_digest", lambda folder, options: bytes(32))
     said = differences(ours, settings_of(MODEL, node(1, 1)))
-    assert "the device is cpu on node 0, but cuda here" in said
+    assert "the device is cpu on node 0, but cuda on the other" in said
     assert "the digest of the model's files is" in said
 
 

@@ -51,5 +51,5 @@ def test_a_node_counts_the_gpus_for_its_own_ranks(monkeypatch: pytest.MonkeyPatc
 def test_who_has_the_api_is_not_left_open() -> None:
     with pytest.raises(StartupError, match=r"--node-rank 1 has no API: add --headless"):
         layout_of(stack(1, False))
-    with pytest.raises(StartupError, match=r"--headless needs .*, or --node-rank"):
+    with pytest.raises(StartupError, match=r"--headless needs .*; or, with --nnodes, --node-rank"):
         layout_of(stack(0, True))
