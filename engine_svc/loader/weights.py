@@ -59,7 +59,9 @@ def load_weights(
     }
 
     def own_tensors() -> Iterator[tuple[str, TensorSlice]]:
-        return ((name, source) for name, source in checkpoint.tensors() if not loading.is_elsewhere(name))
+        for name, source in checkpoint.tensors():
+            if not loading.is_elsewhere(name):
+                yield from _apart(name, source, model.config)
 
     loading.fill_missing(files)
     scales = CheckpointScales()
@@ -124,6 +126,16 @@ def load_parameters(model: Decoder, shard: TensorSource, progress: bool) -> None
         parameter.missing.clear()
         loading.pack_layer_of(name)
     model.use_cache_scales(scales.by_layer)
+
+
+def _apart(name: str, source: TensorSlice, config: ModelConfig) -> Iterator[tuple[str, TensorSlice]]:
+    """The tensors of keys and of values, if this one has the key and the value of each head beside each other."""
+    if not config.key_values_name or f".{config.key_values_name}." not in name:
+        yield name, source
+        return
+    heads = source[...].unflatten(0, (config.num_kv_heads, 2, -1))
+    for index, module in enumerate(("k_proj", "v_proj")):
+        yield name.replace(config.key_values_name, module), HeldTensor(heads[:, index].flatten(0, 1))
 
 
 def _is_zero_bias(name: str, source: TensorSlice) -> bool:

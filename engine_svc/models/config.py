@@ -219,6 +219,8 @@ class ModelConfig(ModelFacts):
     key_bias: bool = True  # whether keys have a bias too
     qkv_clip: float | None = None  # queries, keys and values are clipped to this absolute value
     qkv_layout: Layout = Layout()  # of checkpoint tensors that hold queries, keys and values together
+    # Module in checkpoints with the key and the value of each head beside each other, apart from queries; empty: none.
+    key_values_name: str = ""
     output_bias: bool = False  # of the attention's output projection
     own_sizes: Mapping[int, int] = field(default_factory=dict)  # intermediate_size of layers where it differs
     pruned: Mapping[int, Pruned] = field(default_factory=dict)  # layers that lack attention or feed-forward

@@ -135,6 +135,8 @@ ARCHITECTURES = {
     "StableLmForCausalLM": "engine_svc.models.stablelm",
     "Starcoder2ForCausalLM": "engine_svc.models.starcoder2",
     "Step3p5ForCausalLM": "engine_svc.models.step3",
+    "TeleChat2ForCausalLM": "engine_svc.models.telechat",
+    "TeleChatForCausalLM": "engine_svc.models.telechat",
     "VaultGemmaForCausalLM": "engine_svc.models.gemma",
     "WhisperForConditionalGeneration": "engine_svc.models.whisper",
     "XGLMForCausalLM": "engine_svc.models.opt",

@@ -30,8 +30,10 @@ class RemoteFamily:
     fields: Mapping[str, str] = field(default_factory=dict)  # names in that family's configuration → in this one's
     config: Mapping[str, Any] = field(default_factory=dict)  # further fields of this family's configuration
     names: tuple[tuple[str, str], ...] = ()  # regular expressions for that family's names → this one's
-    groups: int = 0  # in which queries, keys and values are packed; 0 leaves them apart
+    groups: int = 0  # in which queries, keys or values are packed; 0 leaves them apart
+    packed: str = "qkv"  # what is packed, by its first letters
     head_norm: int | None = None  # dimension of the output layer in which its weights are normalized
+    absent: str = ""  # regular expression for names of tensors that checkpoints lack because they are zero
 
 
 _GPT_NAMES = (
@@ -60,6 +62,17 @@ _GLM_NAMES = (
     (r"\.self_attn\.qkv\.", ".self_attention.query_key_value."), (r"\.self_attn\.o_proj\.", ".self_attention.dense."),
     (r"\.gate_up_proj\.", ".dense_h_to_4h."), (r"\.down_proj\.", ".dense_4h_to_h."),
 )  # fmt: skip
+_TELECHAT_NAMES = (
+    (r"^model\.", "transformer."), (r"\.embed_tokens\.", ".word_embeddings."), (r"\.layers\.", ".h."),
+    (r"^transformer\.norm\.", "transformer.ln_f."), (r"\.self_attn\.", ".self_attention."),
+    (r"\.q_proj\.", ".query."), (r"\.kv\.", ".key_value."), (r"\.o_proj\.", ".dense."),
+)  # fmt: skip
+_TELECHAT_FIELDS = {
+    "num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "intermediate_size": "ffn_hidden_size",
+    "rms_norm_eps": "layer_norm_epsilon", "max_position_embeddings": "training_seqlen",
+}  # fmt: skip
+_TELECHAT: dict[str, Any] = {"base_seqlen": 256, "hidden_act": "fastgelu", "rope_parameters": None}
+_TELECHAT_ABSENT = r"\.(q|k|v|gate|up)_proj\.bias$"
 _UNSCALED: dict[str, Any] = {
     "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 0.25,
 }  # fmt: skip
@@ -125,6 +138,18 @@ FAMILIES: dict[str, RemoteFamily] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
         }, {"layer_norm_eps": "rms_norm_eps"},
     ),
+    "telechat": RemoteFamily(
+        "TeleChatForCausalLM", "llama", _WITH_BIAS | {"mlp_bias": True}, _TELECHAT_FIELDS,
+        _TELECHAT, _TELECHAT_NAMES, groups=2, packed="kv", absent=_TELECHAT_ABSENT,
+    ),
+    # Its base is that of a head of 16 values, for sequences that became four times as long.
+    "telechat-2": RemoteFamily(
+        "TeleChat2ForCausalLM", "llama",
+        _WITH_BIAS | {
+            "mlp_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4 * 7 ** (16 / 14)},
+        }, _TELECHAT_FIELDS, _TELECHAT | {"base_seqlen": 64}, _TELECHAT_NAMES, groups=2, packed="kv",
+        absent=_TELECHAT_ABSENT,
+    ),
     "xverse": RemoteFamily("XverseForCausalLM", "llama", _UNTIED),
 }  # fmt: skip
 
@@ -141,25 +166,30 @@ def write_family(family: RemoteFamily, to: Path) -> tuple[Path, Path]:
         head = tensors["lm_head.weight"]
         normalized = tensors | {"lm_head.weight": torch.nn.functional.normalize(head, dim=family.head_norm)}
         save_file(normalized, same / "model.safetensors", metadata={"format": "pt"})
+    if family.absent:
+        zero = {name: torch.zeros_like(each) for name, each in tensors.items() if re.search(family.absent, name)}
+        save_file(tensors | zero, same / "model.safetensors", metadata={"format": "pt"})
+        tensors = {name: each for name, each in tensors.items() if name not in zero}
     written = {family.fields.get(name, name): value for name, value in config.items()} | dict(family.config)
     written |= {"architectures": [family.architecture], "model_type": "of-remote-code"}
     written["auto_map"] = {"AutoConfig": "configuration.Config", "AutoModelForCausalLM": "modeling.Model"}
     folder = to / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(written))
-    apart = _experts_apart(packed(tensors, family.groups) if family.groups else tensors)
+    apart = _experts_apart(packed(tensors, family.groups, family.packed) if family.groups else tensors)
     named = {renamed(name, family.names): tensor.contiguous() for name, tensor in apart.items()}
     save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
     return folder, same
 
 
-def packed(tensors: Tensors, groups: int) -> Tensors:
-    """With queries, keys and values of each layer as one tensor, in groups of heads."""
-    found = {name: tensor for name, tensor in tensors.items() if not re.search(r"\.[qkv]_proj\.", name)}
+def packed(tensors: Tensors, groups: int, parts: str = "qkv") -> Tensors:
+    """With queries, keys and values of each layer, or some of these, as one tensor, in groups of heads."""
+    found = {name: tensor for name, tensor in tensors.items() if not re.search(rf"\.[{parts}]_proj\.", name)}
+    first = f".{parts[0]}_proj."
     for name in tensors:
-        if ".q_proj." in name:
-            parts = (tensors[name.replace(".q_proj.", f".{part}_proj.")].unflatten(0, (groups, -1)) for part in "qkv")
-            found[name.replace(".q_proj.", ".qkv.")] = torch.cat([*parts], dim=1).flatten(0, 1)
+        if first in name:
+            own = (tensors[name.replace(first, f".{part}_proj.")].unflatten(0, (groups, -1)) for part in parts)
+            found[name.replace(first, f".{parts}.")] = torch.cat([*own], dim=1).flatten(0, 1)
     return found
 
 

@@ -168,6 +168,7 @@ NAMES: dict[str, str] = {
     "StableLmForCausalLM": "StableLM, Stable Code",
     "Starcoder2ForCausalLM": "StarCoder 2",
     "Step3p5ForCausalLM": "Step 3.5 Flash",
+    "TeleChat2ForCausalLM": "TeleChat 2, 2.5",
     "VaultGemmaForCausalLM": "VaultGemma",
     "VideoLlama3ForConditionalGeneration": "VideoLLaMA 3",
     "VipLlavaForConditionalGeneration": "ViP-LLaVA",

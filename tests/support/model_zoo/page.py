@@ -34,7 +34,7 @@ Which of the text-generation architectures of Transformers {version} run here, a
 Models whose images, videos or audio Quire reads are in [media.md](media.md). Other models that take images or sound as
 well as text run as their language model alone, if Transformers has that as a separate model. The code of a checkpoint
 is never run. Of the models that exist only as such code, the native ones below run (InternLM 2, ChatGLM 3, Baichuan,
-MiniCPM, Llama Nemotron and others), and all others are refused (Phi-3 Small, TeleChat 2, the first Qwen).
+MiniCPM, Llama Nemotron, TeleChat 2 and others), and all others are refused (Phi-3 Small, the first Qwen).
 
 Encoders, rerankers and reward models, which generate nothing, are described in [pooling.md](pooling.md).
 
