@@ -193,6 +193,7 @@ class MediaPreparer:
         Raises:
             InvalidRequest: the model has no processor for them, a file is not what it should be or takes too much time
                 or memory, the settings do not suit the processor, or there are too many.
+            Unavailable: the processes are still starting.
             Overloaded: too many wait already, or the machine is too busy.
         """
         self._check_kinds([each.kind for each in media], _PARAMETER)
@@ -212,9 +213,12 @@ class MediaPreparer:
         """
         Raises:
             InvalidRequest: the model does not read one of them.
+            Unavailable: it is not yet known which ones it reads; gateways ask again.
         """
         if self._refusal:
             raise InvalidRequest(f"This model reads text only: {self._refusal}.", parameter=parameter)
+        if not self._token_ids:
+            raise Unavailable("Images, videos and audio cannot be prepared yet; try again in a moment.")
         for kind in kinds:
             if kind not in self._token_ids:
                 raise InvalidRequest(f"This model reads no {_ALL[kind]}.", parameter=parameter)

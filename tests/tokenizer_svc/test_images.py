@@ -21,7 +21,7 @@ import pytest_asyncio
 from PIL import Image
 
 from quire.block_hash import block_keys
-from quire.errors import ContextTooLong, InvalidRequest, QuireError, StartupError
+from quire.errors import ContextTooLong, InvalidRequest, QuireError, StartupError, Unavailable
 from quire.images import Image as PlacedImage
 from quire.images import ImageInput, contents_of
 from quire.media import MediaKind
@@ -289,6 +289,12 @@ async def test_a_service_without_the_packages_says_which(
     with pytest.raises(InvalidRequest, match=r"reads text only: .*installed without quire\[images\]"):
         await prepare(preparer, [FILE])
     assert f"{'pillow' if module == 'PIL' else module} missing; pip install 'quire[images]'" in caplog.text
+
+
+async def test_images_that_come_too_early_are_not_refused_for_good(qwen: Path) -> None:
+    """The service answers calls while it starts; gateways repeat those that it cannot answer yet."""
+    with pytest.raises(Unavailable, match="cannot be prepared yet"):
+        await prepare(MediaPreparer(qwen, ImageProcessorOptions()), [FILE])
 
 
 async def test_a_processor_that_cannot_be_loaded_does_not_stop_the_service(
