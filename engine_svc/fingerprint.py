@@ -32,13 +32,17 @@ _PIECE_BYTES = 64 * 1024
 _TRITON_KERNELS = Path(__file__).parent / "kernels"
 
 
-def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_token_ids: Collection[int]) -> str:
+def fingerprint(
+    folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_token_ids: Collection[int], weight_version: str = ""
+) -> str:
     """Computes the fingerprint, 16 hexadecimal digits.
 
     Args:
         folder: folder of the model; missing files count as empty.
         spec: spec of the loaded model, with the values chosen for `auto` options.
         eos_token_ids: tokens that end the output.
+        weight_version: name of weights that were loaded at runtime: not all of their bytes are read, and an update may
+            have changed few of them.
     """
     weights = create_format(folder, options.load)
     speculative = options.speculative.chosen()
@@ -48,6 +52,7 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
         "typical_acceptance": speculative and speculative.typical_acceptance,
         "seed": (options.generation.seed or 0) if weights.is_random else None,
         "image_encoder": version("transformers") if _encodes(spec) else None, **_options(options, spec),
+        **({"weight_version": weight_version} if weight_version else {}),
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     digest.update(model_digest(folder, options))

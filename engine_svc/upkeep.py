@@ -1,4 +1,4 @@
-"""Commands to a worker's ranks between steps: release and restore memory, and profiling.
+"""Commands to a worker's ranks between steps: release and restore memory, replace weights, and profiling.
 
 They are plain data, like those of `plan.py`. Each is sent to all ranks, and each rank answers with some lines of text.
 """
@@ -18,9 +18,18 @@ class ReleaseMemory(msgspec.Struct, frozen=True, tag=True):
 class RestoreWeights(msgspec.Struct, frozen=True, tag=True):
     """Put the weights back in place, from wherever they are now."""
 
+    # After weights were dropped: folder of those to load from now on; empty means the same as before.
+    folder: str = ""
+
 
 class RestoreCache(msgspec.Struct, frozen=True, tag=True):
     """Allocate an empty KV cache of the same size and prepare for steps. The weights have been restored."""
+
+
+class CheckWeights(msgspec.Struct, frozen=True, tag=True):
+    """Compare the weights in a folder with the served ones; the answer is why they cannot replace them, if so."""
+
+    folder: str
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag=True):
@@ -41,4 +50,4 @@ class StopProfile(msgspec.Struct, frozen=True, tag=True):
 
 
 MemoryUpkeep = ReleaseMemory | RestoreWeights | RestoreCache
-Upkeep = MemoryUpkeep | StartProfile | StopProfile
+Upkeep = MemoryUpkeep | CheckWeights | StartProfile | StopProfile

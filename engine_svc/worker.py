@@ -40,12 +40,13 @@ from engine_svc.scheduler.drafter import Drafter
 from engine_svc.speculative.registry import make_speculation
 from engine_svc.speculative.vocabulary import check_vocabulary
 from engine_svc.structured.grammars import Grammars, unknown_vocabulary
-from quire.errors import StartupError
+from quire.errors import FailedPrecondition, StartupError
 from quire.options.engine import EngineOptions
 from quire.options.lora import ENABLE_FLAG
 from quire.options.model import ModelOptions
 from quire.options.tokenizer_init import SKIP_FLAG
 from quire.runners import GENERATE, POOLING, wrong_runner
+from quire.sleep import Leaving
 from quire.structured.vocabulary import Vocabulary, make_vocabulary
 from quire.supervised import Stage, report
 from quire.tokenizer.modes import find_tokenizer
@@ -65,7 +66,10 @@ class EngineWorker:
         self.loop = EngineLoop(self._build, options.scheduler.max_waiting_requests)
         self.administration = Administration(self.loop, options.upkeep)
         self._adapters: ServedAdapters | None = None
-        self._fingerprint: Callable[[], str] | None = None  # None means that sequences cannot move to other workers
+        # The fingerprint with weights of a folder and version; None means that sequences cannot move to other workers.
+        self._fingerprint: Callable[[Path, str], str] | None = None
+        self._folder = Path()  # of the weights
+        self._weight_version = ""
         self._renewals = 0  # number of times that the fingerprint has changed
 
     @property
@@ -98,7 +102,7 @@ class EngineWorker:
         """
         max_loras = self._options.lora.max_loras if self._options.lora.enable_lora else 0
         load = self.loop.load()
-        status = self.administration.complete(load.status)
+        status = replace(self.administration.complete(load.status), weight_version=self._weight_version)
         version = self.adapters.version + self._renewals
         return replace(load, adapters_version=version, max_loras=max_loras, status=status)
 
@@ -106,10 +110,39 @@ class EngineWorker:
         """Updates the fingerprint after the weights were read again, because their files may have changed."""
         if self._fingerprint is None:
             return
-        found = await asyncio.to_thread(self._fingerprint)
+        found = await asyncio.to_thread(self._fingerprint, self._folder, self._weight_version)
         if found != self.info.fingerprint:
             logger.info("the weights have changed")
             self._info, self._renewals = replace(self.info, fingerprint=found), self._renewals + 1
+
+    async def update_weights(self, model_path: str, version: str, leaving: Leaving, wait_seconds: float) -> None:
+        """Replaces the weights by those of another checkpoint of the same model.
+
+        Args:
+            model_path: absolute path of its folder; empty means that the current one is read again.
+            version: name of the weights; empty means that it stays as it is.
+            leaving, wait_seconds: see Administration.update_weights, as for further errors.
+
+        Raises:
+            InvalidRequest: the checkpoint does not have the served one's form.
+            FailedPrecondition: this worker's weights cannot be replaced.
+        """
+        if self.info.lockstep_ranks > 1:
+            raise FailedPrecondition(
+                "Weights cannot be replaced in data-parallel ranks that share experts: the others need this one's in "
+                "each step. Start workers with the new weights, and stop these."
+            )
+        folder, version = Path(model_path) if model_path else self._folder, version or self._weight_version
+        await self.administration.check_weights(str(folder))
+        assert self._fingerprint is not None  # only models for pooling have none, whose weights the check refuses
+        found = await asyncio.to_thread(self._fingerprint, folder, version)
+
+        def replaced() -> None:
+            self._folder, self._weight_version = folder, version
+            self._info = replace(self.info, fingerprint=found, model=model_path or self.info.model)
+            self._renewals += 1
+
+        await self.administration.update_weights(str(folder), leaving, wait_seconds, replaced)
 
     async def load(self) -> ModelInfo:
         """Loads the model, in the engine's thread.
@@ -163,7 +196,10 @@ class EngineWorker:
             spec = self._executor.load(self._model, self._options)
             size = size_kv_cache(spec, self._options)
             info = make_model_info(folder, self._model, self._options, spec, size, defaults)
-            self._fingerprint = partial(fingerprint, folder, self._options, spec, info.eos_token_ids)
+            self._folder = folder
+            self._fingerprint = lambda place, version: fingerprint(
+                place, self._options, spec, info.eos_token_ids, version
+            )
             adapters = self._read_adapters(info, spec)
             report(Stage.WARMING_UP)
             self._executor.allocate(size.allocated)

@@ -19,13 +19,14 @@ from typing import TypeVar
 from engine_svc.core.loop import EngineLoop
 from engine_svc.core.stepped import SteppedEngine
 from engine_svc.requests.outputs import EngineStatus
-from engine_svc.upkeep import StartProfile, StopProfile
+from engine_svc.upkeep import CheckWeights, StartProfile, StopProfile
 from quire.errors import (
     DRAINING,
     PAUSED,
     Conflict,
     DeadlineExceeded,
     FailedPrecondition,
+    InvalidRequest,
     Overloaded,
     Unavailable,
 )
@@ -129,6 +130,40 @@ class Administration:
         await self._exclusively(lambda engine: engine.rest.wake_up(parts))
         if not self.status.is_paused:
             logger.info("awake, after %.2f s", time.monotonic() - started)
+
+    async def check_weights(self, folder: str) -> None:
+        """
+        Raises:
+            InvalidRequest: the weights in a folder cannot replace the served ones.
+        """
+        if answers := await self._exclusively(lambda engine: engine.upkeep(CheckWeights(folder))):
+            raise InvalidRequest(f"{answers[0]}. Nothing has changed.", parameter="model_path")
+
+    async def update_weights(
+        self, folder: str, leaving: Leaving, wait_seconds: float, replaced: Callable[[], None]
+    ) -> None:
+        """Replaces the weights; see Rest.replace_weights.
+
+        Args:
+            leaving, wait_seconds: see `pause`. If the engine is paused already, there is nothing to wait for, so
+                requests are kept unless they are to be aborted.
+            replaced: called in the engine's thread.
+
+        Raises:
+            DeadlineExceeded: the requests have not ended in time; nothing is changed.
+            Conflict: the engine was resumed while they were waited for.
+            FailedPrecondition, Unavailable: see Rest.replace_weights.
+        """
+
+        def act(engine: SteppedEngine) -> None:
+            self._leave(engine, leaving)
+            engine.rest.replace_weights(folder, replaced)
+
+        if leaving is Leaving.WAIT and self.status.is_paused:
+            leaving = Leaving.KEEP
+        started = time.monotonic()
+        await self._rest(leaving, wait_seconds, act)
+        logger.info("weights of %s loaded, after %.2f s", folder, time.monotonic() - started)
 
     async def reset_prefix_cache(self, *, preempts: bool) -> None:
         """See Rest.reset_prefix_cache."""

@@ -17,6 +17,7 @@ from quire.sleep import KV_CACHE, WEIGHTS, SleepLevel
 _TRANSFER_SECONDS = 30.0
 _LOOK_SECONDS = 0.001
 _MEMORY = frozenset((WEIGHTS, KV_CACHE))
+_NO_CACHE = "The KV cache cannot be allocated, so the engine stays asleep"
 
 
 class HeldWork(Protocol):
@@ -140,21 +141,51 @@ class Rest:
             FailedPrecondition: there is not enough memory, or the weights cannot be read; the engine stays asleep.
         """
         if WEIGHTS in parts and WEIGHTS in self.asleep:
-            self._restore(RestoreWeights(), "The weights cannot be reloaded")
+            self._restore(RestoreWeights(), "The weights cannot be reloaded, so the engine stays asleep")
             self.asleep -= {WEIGHTS}
         if KV_CACHE in parts and KV_CACHE in self.asleep:
             if WEIGHTS in self.asleep:
                 raise Conflict("The weights are asleep: wake them first, or both together.", parameter="tags")
-            self._restore(RestoreCache(), "The KV cache cannot be allocated")
+            self._restore(RestoreCache(), _NO_CACHE)
             self.asleep = frozenset()
         if not self.asleep:
+            self.resume()
+
+    def replace_weights(self, folder: str, replaced: Callable[[], None]) -> None:
+        """Loads other weights. Then it is as awake as before; no sequence holds anything, and all are recomputed.
+
+        Args:
+            folder: of the new weights.
+            replaced: called once they are loaded, before anything is computed with them.
+
+        Raises:
+            Unavailable: see HeldWork.let_go.
+            FailedPrecondition: they cannot be loaded, or there is not enough memory; the engine is asleep then.
+        """
+        was_paused, level, restores_cache = self.is_paused, self.level, KV_CACHE not in self.asleep
+        if not self.asleep:
+            self.pause()
+        self._release(forgets_weights=True)
+        self.level = SleepLevel.WEIGHTS_FORGOTTEN
+        self._restore(
+            RestoreWeights(folder),
+            "The new weights could not be loaded, so the engine is asleep, with none. /wake_up loads the previous ones "
+            "again; or send complete files, and then /wake_up",
+        )
+        replaced()
+        self.asleep -= {WEIGHTS}
+        if restores_cache:
+            self._restore(RestoreCache(), _NO_CACHE)
+            self.asleep = frozenset()
+        self.level = level
+        if not was_paused:
             self.resume()
 
     def _restore(self, command: Upkeep, failure: str) -> None:
         try:
             self._upkeep(command)
         except StartupError as error:
-            raise FailedPrecondition(f"{failure}, so the engine stays asleep: {error}") from error
+            raise FailedPrecondition(f"{failure}: {error}") from error
 
 
 class ScheduledWork:

@@ -28,6 +28,8 @@ class StepsAtRest(Protocol):
 
     def wake_up(self, parts: Collection[str]) -> None: ...
 
+    def replace_weights(self, folder: str, replaced: Callable[[], None]) -> None: ...
+
 
 class SteppedEngine(Protocol):
     """See Engine, which documents the calls."""

@@ -36,8 +36,8 @@ from engine_svc.native.library import choose_kernels
 from engine_svc.parallel.group import join_groups
 from engine_svc.parallel.lockstep import Lockstep
 from engine_svc.plan import TokenMasks
-from engine_svc.runner.operators_class import runner_class
 from engine_svc.runner.rank import RankModel
+from engine_svc.runner.source import ModelSource
 from quire.errors import StartupError
 from quire.log import log_options, setup_logging
 
@@ -127,12 +127,10 @@ class RankProcess:
         in_order = device.type == "cpu" or options.kernels.batch_invariant is True
         place = place_of(command)
         kernels = choose_kernels(options.kernels.cpu_kernels, device)
-        executor = options.parallel.executor
-        custom = not executor.disable_custom_all_reduce
+        custom = not options.parallel.executor.disable_custom_all_reduce
         groups = join_groups(place.layout, place.rank, place.rendezvous, device, in_order, kernels, custom)
         self._wait_for_turn(command)
-        made = runner_class(executor)
-        rank = self._rank = RankModel(lambda: made(command.model, options, groups, device), device, command.rank)
+        rank = self._rank = RankModel(ModelSource(command.model, options, groups, device), device, command.rank)
         self._wait_for_turn(command)
         if groups.lockstep is not None:
             self._follow(groups.lockstep, rank)

@@ -45,14 +45,13 @@ class UniprocExecutor(Executor):
 
             from engine_svc.executor.device import choose_device
             from engine_svc.parallel.group import ParallelGroups
-            from engine_svc.runner.operators_class import runner_class
             from engine_svc.runner.rank import RankModel
+            from engine_svc.runner.source import ModelSource
 
         try:
             _check_alone(model, options)
             device = choose_device(options.kernels.device, 0)
-            made = runner_class(options.parallel.executor)
-            self._rank = RankModel(lambda: made(model, options, ParallelGroups(), device), device)
+            self._rank = RankModel(ModelSource(model, options, ParallelGroups(), device), device)
             self.max_in_flight = 2 if device.type == "cuda" else 1  # on a CPU, steps run inside `submit`
             self._rank.runner.profile()
             return self._rank.runner.spec()

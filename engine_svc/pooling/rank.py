@@ -21,7 +21,7 @@ class PoolingRank(BaseRank[PoolingRunner]):
 
         Raises: what `make` raises.
         """
-        super().__init__(make, lambda runner: runner.allocate(), device)
+        super().__init__(lambda _: make(), lambda runner: runner.allocate(), device)
         self.runner.allocate()
 
     def run(self, plan: PoolingPlan) -> PoolingResult:

@@ -83,6 +83,7 @@ class EngineStatus:
     sleep_level: SleepLevel | None = None
     asleep: tuple[str, ...] = ()  # parts of its memory that are released: see quire.sleep
     is_profiling: bool = False
+    weight_version: str = ""  # name of the weights that were loaded at runtime
 
 
 @dataclass(frozen=True)

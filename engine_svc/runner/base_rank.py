@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Generic
 
 import torch
 
 from engine_svc.runner.profiler import RankProfiler
 from engine_svc.runner.sleeping import Model, SleepingModel
-from engine_svc.upkeep import StartProfile, StopProfile, Upkeep
+from engine_svc.upkeep import CheckWeights, StartProfile, StopProfile, Upkeep
 
 
 class BaseRank(Generic[Model]):
     """Owns a rank's runner. Called only from the thread that runs its steps."""
 
     def __init__(
-        self, make: Callable[[], Model], allocate: Callable[[Model], None], device: torch.device, rank: int = 0
+        self, make: Callable[[str], Model], allocate: Callable[[Model], None], device: torch.device, rank: int = 0
     ) -> None:
         """
         Args:
@@ -47,10 +48,16 @@ class BaseRank(Generic[Model]):
                 self._profiler.start(command)
             case StopProfile():
                 return self._profiler.stop()
+            case CheckWeights():
+                return [why] if (why := self.why_not(Path(command.folder))) else []
             case _:
                 self._settle()  # Gloo reads nothing more from a rank whose message comes after its receive is freed
                 self._model.upkeep(command)
         return []
+
+    def why_not(self, folder: Path) -> str:
+        """Why a folder's weights cannot replace the served ones; empty if they can, which a subclass has to know."""
+        return "weights of a model that is served for pooling cannot be replaced: start workers with the new ones"
 
     def _settle(self) -> None:
         """Waits until no communication between ranks is under way; there is none unless a subclass has some."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -10,21 +10,20 @@ from engine_svc.plan import CacheSize, StepPlan, TokenMasks
 from engine_svc.runner.base_rank import BaseRank
 from engine_svc.runner.pending import BegunStep, PendingStep
 from engine_svc.runner.runner import Runner
+from engine_svc.runner.source import ModelSource
 from quire.errors import StartupError
 
 
 class RankModel(BaseRank[Runner]):
     """The model of a rank that generates tokens."""
 
-    def __init__(self, make: Callable[[], Runner], device: torch.device, rank: int = 0) -> None:
+    def __init__(self, source: ModelSource, device: torch.device, rank: int = 0) -> None:
         """
-        Args:
-            make: loads the model.
-
-        Raises: whatever `make` raises.
+        Raises:
+            StartupError: see ModelSource.load.
         """
-        self._size = CacheSize()
-        super().__init__(make, lambda runner: runner.allocate(self._size), device, rank)
+        self._size, self._source = CacheSize(), source
+        super().__init__(source.load, lambda runner: runner.allocate(self._size), device, rank)
 
     def allocate(self, size: CacheSize) -> None:
         """See Executor.allocate.
@@ -51,6 +50,10 @@ class RankModel(BaseRank[Runner]):
         """See Runner.finish."""
         with self._profiler.part("sample"):
             return self.runner.finish(step, masks)
+
+    def why_not(self, folder: Path) -> str:
+        """See ModelSource.why_not."""
+        return self._source.why_not(folder)
 
     def _settle(self) -> None:
         if self._model.loaded is not None:

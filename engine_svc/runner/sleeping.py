@@ -33,13 +33,13 @@ class SleepingModel(Generic[Model]):
     """A model that can sleep.
 
     While it sleeps, its weights are dropped, or kept: on a GPU in host memory, on a CPU where they are. If they are
-    dropped, so is the model, and waking it up loads a new one from the same files.
+    dropped, so is the model, and waking it up loads a new one, from the same folder or another one.
     """
 
-    def __init__(self, make: Callable[[], Model], allocate: Callable[[Model], None], device: torch.device) -> None:
+    def __init__(self, make: Callable[[str], Model], allocate: Callable[[Model], None], device: torch.device) -> None:
         """
         Args:
-            make: loads the model.
+            make: loads the model from a folder; an empty name stands for the one that the options name.
             allocate: allocates everything except the weights again.
 
         Raises: whatever `make` raises.
@@ -47,7 +47,8 @@ class SleepingModel(Generic[Model]):
         self._make, self._allocate = make, allocate
         self._device = device
         self._offloaded: OffloadedTensors | None = None
-        self.loaded: Model | None = make()
+        self._folder = ""
+        self.loaded: Model | None = make(self._folder)
 
     @property
     def awake(self) -> Model:
@@ -100,7 +101,8 @@ class SleepingModel(Generic[Model]):
             self._offloaded.restore()
             self._offloaded = None
         elif self.loaded is None:
-            self.loaded = self._make()
+            folder = command.folder or self._folder
+            self.loaded, self._folder = self._make(folder), folder
 
     def _trim(self) -> None:
         """Returns memory cached for reuse to the device and, if the C library is glibc, to the system."""

@@ -89,6 +89,11 @@ class _Obedience:
             await self._worker.look_at_weights()  # before anything is computed, which others may use by the fingerprint
         await self._administration.wake_up(command.parts or PARTS)
 
+    async def update_weights(self, command: admin_pb2.UpdateWeights) -> None:
+        await self._worker.update_weights(
+            command.model_path, command.weight_version, _leaving(command.leaving), command.wait_ms / 1000
+        )
+
     async def drain(self, command: admin_pb2.Drain) -> None:
         self._administration.drain(wanted=True)
 

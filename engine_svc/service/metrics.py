@@ -62,9 +62,20 @@ def _gauges(load: EngineLoad) -> Iterator[Metric]:
         "1 while the engine is paused or asleep and its requests make no progress; otherwise 0.",
         load.status.is_paused,
     )
+    yield _weights(load)
     if load.max_loras:
         yield _lora_requests(load)
     yield CounterMetricFamily("quire_engine_steps", "Engine steps since start.", load.step)
+
+
+def _weights(load: EngineLoad) -> Metric:
+    metric = GaugeMetricFamily(
+        "quire_engine_weights_info",
+        "1, with the name of the weights that were loaded at runtime as a label, which is empty if there are none.",
+        labels=("weight_version",),
+    )
+    metric.add_metric((load.status.weight_version,), 1)
+    return metric
 
 
 def _lora_requests(load: EngineLoad) -> Metric:

@@ -11,6 +11,7 @@ from gateway.context import context_of
 from gateway.services.administration import Administration
 from quire.errors import InvalidRequest
 from quire.options.nearest import nearest
+from quire.sleep import Leaving
 
 _COMMON = ("worker", "timeout_seconds")
 _DEFAULT_SECONDS, _MOST_SECONDS = 300.0, 3600.0
@@ -81,6 +82,10 @@ class Query:
         if value not in choices:
             raise self._wrong(name, value, f"one of {', '.join(choices)}")
         return value
+
+    def leaving(self, default: Leaving) -> Leaving:
+        """Returns `mode`: what happens to requests."""
+        return Leaving(self.choice("mode", default.value, [leaving.value for leaving in Leaving]))
 
     def _one(self, name: str) -> str | None:
         values = self._given.getlist(name)

@@ -13,13 +13,11 @@ from gateway.admin.query import Query
 from quire.errors import InvalidRequest
 from quire.sleep import PARTS, Leaving, SleepLevel
 
-_MODES = [leaving.value for leaving in Leaving]
-
 
 async def pause(request: Request) -> Response:
     """Stops all requests from progressing until /resume; new requests get 503 meanwhile."""
     query = Query(request, "mode", "clear_cache")
-    leaving = Leaving(query.choice("mode", "abort", _MODES))
+    leaving = query.leaving(Leaving.ABORT)
     clears_cache = query.boolean("clear_cache", True)
     return outcomes_response(await query.administration.pause(leaving, clears_cache=clears_cache), status="paused")
 
@@ -39,7 +37,7 @@ async def sleep(request: Request) -> Response:
     """Pauses, and releases memory: at level 1 the KV cache, at level 2 the weights too."""
     query = Query(request, "level", "mode")
     level = SleepLevel(int(query.choice("level", "1", [str(level.value) for level in SleepLevel])))
-    leaving = Leaving(query.choice("mode", "abort", _MODES))
+    leaving = query.leaving(Leaving.ABORT)
     return outcomes_response(await query.administration.sleep(level, leaving), status="sleeping", level=level)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import msgspec
 
 from gateway.protocol.fleet import WorkerView
+
+INITIAL_WEIGHTS: Final = "default"  # SGLang's name for the weights that a worker was started with
 
 
 class AdminWorker(msgspec.Struct, frozen=True):
@@ -18,6 +22,7 @@ class AdminWorker(msgspec.Struct, frozen=True):
     is_profiling: bool = False
     aborted_requests: int = 0
     files: tuple[str, ...] = ()  # files that were written on its machine
+    weight_version: str = INITIAL_WEIGHTS
     error: str = ""
 
 
@@ -26,6 +31,25 @@ class AdminWorkers(msgspec.Struct):
 
     workers: list[WorkerView]
     administration: list[AdminWorker]
+
+
+class UpdateWeights(msgspec.Struct):
+    """The body of /update_weights_from_disk, as SGLang defines it."""
+
+    model_path: str
+    weight_version: str | None = None
+    abort_all_requests: bool = False
+    load_format: str | None = None
+    flush_cache: bool = True
+    keep_pause: bool = False
+
+
+class CollectiveRpc(msgspec.Struct):
+    """The body of /collective_rpc."""
+
+    method: str
+    args: list[Any] = msgspec.field(default_factory=list)
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class ScaleElastic(msgspec.Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from gateway.protocol.admin import AdminWorker
+from gateway.protocol.admin import INITIAL_WEIGHTS, AdminWorker
 from gateway.services.fleet import Fleet
 from quire.errors import QuireError
 from quire.rpc.status import from_request_error
@@ -60,6 +60,16 @@ class Administration:
     async def wake_up(self, parts: Collection[str]) -> Outcomes:
         return await self._ask(admin_pb2.AdminCommand(wake_up=admin_pb2.WakeUp(parts=parts)))
 
+    async def update_weights(self, model_path: str, weight_version: str, leaving: Leaving) -> Outcomes:
+        return await self._ask(
+            admin_pb2.AdminCommand(
+                update_weights=admin_pb2.UpdateWeights(
+                    model_path=model_path, weight_version=weight_version, leaving=_LEAVING[leaving],
+                    wait_ms=self._wait_ms,
+                )
+            )
+        )  # fmt: skip
+
     async def drain(self, *, wanted: bool) -> Outcomes:
         if wanted:
             return await self._ask(admin_pb2.AdminCommand(drain=admin_pb2.Drain()))
@@ -99,4 +109,5 @@ def _worker(told: admin_pb2.WorkerOutcome) -> AdminWorker:
         told.address, status.is_draining, status.is_paused,
         status.sleep_level if status.HasField("sleep_level") else None,
         tuple(status.asleep), status.is_profiling, outcome.aborted_requests, tuple(outcome.files),
+        status.weight_version or INITIAL_WEIGHTS,
     )  # fmt: skip

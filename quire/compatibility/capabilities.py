@@ -280,7 +280,11 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "CUDA graphs": "engine_svc/runner/test_graphs.py::tokens_are_the_same",
             "eager mode, without graphs": "--enforce-eager",
             "custom worker classes": "--worker-cls",
-            "calling worker methods by name": "POST /collective_rpc",
+            "calling worker methods by name": (
+                "refused: whoever may call any method could run anything. POST /collective_rpc takes reload_weights "
+                "only."
+            ),
+            "new weights in a running engine": "integration/test_admin.py::new_weights_from_a_folder",
             "plugins": "quire/test_registry.py::an_installed_package_may_bring_one",
             "profiling a running engine": "POST /start_profile",
             "Nsight profiling under Ray": "--ray-workers-use-nsight",

@@ -47,8 +47,8 @@ GET /kv_event_sources, GET /get_tokenizer_info, GET /server_info, POST /v1/embed
 POST /classify, POST /score, POST /v1/score, POST /rerank, POST /v1/rerank, POST /v2/rerank, POST /generative_scoring,
 GET /redoc, GET /v1/responses/{response_id}/input_items, DELETE /v1/responses/{response_id}, POST /reset_prefix_cache,
 POST /reset_mm_cache, POST /reset_encoder_cache, POST /start_profile, POST /stop_profile, POST /pause, POST /resume,
-GET /is_paused, POST /abort_requests, POST /sleep, POST /wake_up, GET /is_sleeping, POST /scale_elastic_ep,
-POST /is_scaling_elastic_ep, POST /v1/audio/transcriptions, POST /v1/audio/translations
+GET /is_paused, POST /abort_requests, POST /sleep, POST /wake_up, GET /is_sleeping, POST /collective_rpc,
+POST /scale_elastic_ep, POST /is_scaling_elastic_ep, POST /v1/audio/transcriptions, POST /v1/audio/translations
 """
 
 ROUTES = tuple(" ".join(_SERVED.split()).split(", "))  # method and path

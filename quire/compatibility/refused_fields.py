@@ -31,7 +31,11 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "content_parts": Refused(_IN_MESSAGES, ([],)),
         "kv_transfer_params": Refused(_NO_TRANSFER),
         "ec_transfer_params": Refused(_NO_TRANSFER),
-        "return_weight_versions": Refused("weights do not change while a server runs", (False,)),
+        "return_weight_versions": Refused(
+            "answers do not say which weights computed a token; GET /get_weight_version of --admin-port returns those "
+            "that are served",
+            (False,),
+        ),
         "routed_experts_prompt_start": Refused("Quire does not record which experts a token was routed to", (0,)),
         "watermarking": Refused("Quire does not watermark outputs", (False,)),
     }

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _WEIGHTS = (
-    "Weights do not change while a worker runs: start workers with the new weights beside the old ones, under one "
-    "router, and then stop the old ones."
+    "Weights are not received from other processes: save them to a folder that the engines see, and send its path to "
+    "POST /update_weights_from_disk of --admin-port, with a weight_version if you like."
 )
 _REASONS = {
     "POST /v1/audio/speech": "Quire writes no audio.",
@@ -27,10 +27,6 @@ _REASONS = {
     "POST /v1/responses/compact": (
         "Quire does not compact conversations, and cannot read what another server has compacted. truncation: auto "
         "drops what does not fit."
-    ),
-    "POST /collective_rpc": (
-        "Worker methods cannot be called by name, because whoever reaches this route could then run anything. Use the "
-        "gRPC services in protos/quire/v1 instead."
     ),
     "POST /release_kv_cache_memory": "Use POST /sleep?level=1 of --admin-port to release it, and /wake_up to allocate "
     "it again.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.hub import STORED_LOGIN, Hub
 from quire.model_folder import DEMO_MODEL
@@ -49,6 +49,10 @@ class ModelOptions:
         (), "Names under which the API serves the model; answers contain the first. Takes several words. Default: the "
         "model's own name.", following=ANY_WORD,
     )  # fmt: skip
+
+    def at(self, folder: str) -> ModelOptions:
+        """The same options for the model's weights in another folder; an empty name changes nothing."""
+        return replace(self, model=folder, revision=None) if folder else self
 
     @property
     def hub(self) -> Hub:

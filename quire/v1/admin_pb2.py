@@ -26,15 +26,15 @@ from quire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 from quire.v1 import engine_pb2 as quire_dot_v1_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14quire/v1/admin.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x15quire/v1/engine.proto\"N\n#EngineAdminServiceAdministerRequest\x12\'\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminCommand\"O\n$EngineAdminServiceAdministerResponse\x12\'\n\x07outcome\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminOutcome\"_\n#RouterAdminServiceAdministerRequest\x12\'\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminCommand\x12\x0f\n\x07workers\x18\x02 \x03(\t\"P\n$RouterAdminServiceAdministerResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.quire.v1.WorkerOutcome\"~\n\rWorkerOutcome\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12)\n\x07outcome\x18\x02 \x01(\x0b\x32\x16.quire.v1.AdminOutcomeH\x00\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x16.quire.v1.RequestErrorH\x00\x42\x08\n\x06result\"_\n\x0c\x41\x64minOutcome\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.quire.v1.EngineStatus\x12\x18\n\x10\x61\x62orted_requests\x18\x02 \x01(\r\x12\r\n\x05\x66iles\x18\x03 \x03(\t\"\xed\x03\n\x0c\x41\x64minCommand\x12\x38\n\x12reset_prefix_cache\x18\x01 \x01(\x0b\x32\x1a.quire.v1.ResetPrefixCacheH\x00\x12 \n\x05pause\x18\x02 \x01(\x0b\x32\x0f.quire.v1.PauseH\x00\x12\"\n\x06resume\x18\x03 \x01(\x0b\x32\x10.quire.v1.ResumeH\x00\x12 \n\x05sleep\x18\x04 \x01(\x0b\x32\x0f.quire.v1.SleepH\x00\x12#\n\x07wake_up\x18\x05 \x01(\x0b\x32\x10.quire.v1.WakeUpH\x00\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x0f.quire.v1.DrainH\x00\x12$\n\x07undrain\x18\x07 \x01(\x0b\x32\x11.quire.v1.UndrainH\x00\x12\'\n\x05\x61\x62ort\x18\x08 \x01(\x0b\x32\x16.quire.v1.AbortRequestH\x00\x12/\n\rstart_profile\x18\t \x01(\x0b\x32\x16.quire.v1.StartProfileH\x00\x12-\n\x0cstop_profile\x18\n \x01(\x0b\x32\x15.quire.v1.StopProfileH\x00\x12:\n\x13reset_encoder_cache\x18\x0b \x01(\x0b\x32\x1b.quire.v1.ResetEncoderCacheH\x00\x42\t\n\x07\x63ommand\",\n\x10ResetPrefixCache\x12\x18\n\x10preempts_running\x18\x01 \x01(\x08\"\x13\n\x11ResetEncoderCache\"R\n\x05Pause\x12\"\n\x07leaving\x18\x01 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x02 \x01(\x04\x12\x14\n\x0c\x63lears_cache\x18\x03 \x01(\x08\"\x08\n\x06Resume\"K\n\x05Sleep\x12\r\n\x05level\x18\x01 \x01(\r\x12\"\n\x07leaving\x18\x02 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x04\"\x17\n\x06WakeUp\x12\r\n\x05parts\x18\x01 \x03(\t\"\x07\n\x05\x44rain\"\t\n\x07Undrain\"\x0e\n\x0cStartProfile\"\r\n\x0bStopProfile*Y\n\x07Leaving\x12\x17\n\x13LEAVING_UNSPECIFIED\x10\x00\x12\x11\n\rLEAVING_ABORT\x10\x01\x12\x10\n\x0cLEAVING_WAIT\x10\x02\x12\x10\n\x0cLEAVING_KEEP\x10\x03\x32\x81\x01\n\x12\x45ngineAdminService\x12k\n\nAdminister\x12-.quire.v1.EngineAdminServiceAdministerRequest\x1a..quire.v1.EngineAdminServiceAdministerResponse2\x81\x01\n\x12RouterAdminService\x12k\n\nAdminister\x12-.quire.v1.RouterAdminServiceAdministerRequest\x1a..quire.v1.RouterAdminServiceAdministerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14quire/v1/admin.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x15quire/v1/engine.proto\"N\n#EngineAdminServiceAdministerRequest\x12\'\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminCommand\"O\n$EngineAdminServiceAdministerResponse\x12\'\n\x07outcome\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminOutcome\"_\n#RouterAdminServiceAdministerRequest\x12\'\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminCommand\x12\x0f\n\x07workers\x18\x02 \x03(\t\"P\n$RouterAdminServiceAdministerResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.quire.v1.WorkerOutcome\"~\n\rWorkerOutcome\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12)\n\x07outcome\x18\x02 \x01(\x0b\x32\x16.quire.v1.AdminOutcomeH\x00\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x16.quire.v1.RequestErrorH\x00\x42\x08\n\x06result\"_\n\x0c\x41\x64minOutcome\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.quire.v1.EngineStatus\x12\x18\n\x10\x61\x62orted_requests\x18\x02 \x01(\r\x12\r\n\x05\x66iles\x18\x03 \x03(\t\"\xa0\x04\n\x0c\x41\x64minCommand\x12\x38\n\x12reset_prefix_cache\x18\x01 \x01(\x0b\x32\x1a.quire.v1.ResetPrefixCacheH\x00\x12 \n\x05pause\x18\x02 \x01(\x0b\x32\x0f.quire.v1.PauseH\x00\x12\"\n\x06resume\x18\x03 \x01(\x0b\x32\x10.quire.v1.ResumeH\x00\x12 \n\x05sleep\x18\x04 \x01(\x0b\x32\x0f.quire.v1.SleepH\x00\x12#\n\x07wake_up\x18\x05 \x01(\x0b\x32\x10.quire.v1.WakeUpH\x00\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x0f.quire.v1.DrainH\x00\x12$\n\x07undrain\x18\x07 \x01(\x0b\x32\x11.quire.v1.UndrainH\x00\x12\'\n\x05\x61\x62ort\x18\x08 \x01(\x0b\x32\x16.quire.v1.AbortRequestH\x00\x12/\n\rstart_profile\x18\t \x01(\x0b\x32\x16.quire.v1.StartProfileH\x00\x12-\n\x0cstop_profile\x18\n \x01(\x0b\x32\x15.quire.v1.StopProfileH\x00\x12:\n\x13reset_encoder_cache\x18\x0b \x01(\x0b\x32\x1b.quire.v1.ResetEncoderCacheH\x00\x12\x31\n\x0eupdate_weights\x18\x0c \x01(\x0b\x32\x17.quire.v1.UpdateWeightsH\x00\x42\t\n\x07\x63ommand\",\n\x10ResetPrefixCache\x12\x18\n\x10preempts_running\x18\x01 \x01(\x08\"\x13\n\x11ResetEncoderCache\"R\n\x05Pause\x12\"\n\x07leaving\x18\x01 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x02 \x01(\x04\x12\x14\n\x0c\x63lears_cache\x18\x03 \x01(\x08\"\x08\n\x06Resume\"K\n\x05Sleep\x12\r\n\x05level\x18\x01 \x01(\r\x12\"\n\x07leaving\x18\x02 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x04\"\x17\n\x06WakeUp\x12\r\n\x05parts\x18\x01 \x03(\t\"\x07\n\x05\x44rain\"\t\n\x07Undrain\"p\n\rUpdateWeights\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\t\x12\"\n\x07leaving\x18\x03 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x04 \x01(\x04\"\x0e\n\x0cStartProfile\"\r\n\x0bStopProfile*Y\n\x07Leaving\x12\x17\n\x13LEAVING_UNSPECIFIED\x10\x00\x12\x11\n\rLEAVING_ABORT\x10\x01\x12\x10\n\x0cLEAVING_WAIT\x10\x02\x12\x10\n\x0cLEAVING_KEEP\x10\x03\x32\x81\x01\n\x12\x45ngineAdminService\x12k\n\nAdminister\x12-.quire.v1.EngineAdminServiceAdministerRequest\x1a..quire.v1.EngineAdminServiceAdministerResponse2\x81\x01\n\x12RouterAdminService\x12k\n\nAdminister\x12-.quire.v1.RouterAdminServiceAdministerRequest\x1a..quire.v1.RouterAdminServiceAdministerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LEAVING']._serialized_start=1455
-  _globals['_LEAVING']._serialized_end=1544
+  _globals['_LEAVING']._serialized_start=1620
+  _globals['_LEAVING']._serialized_end=1709
   _globals['_ENGINEADMINSERVICEADMINISTERREQUEST']._serialized_start=80
   _globals['_ENGINEADMINSERVICEADMINISTERREQUEST']._serialized_end=158
   _globals['_ENGINEADMINSERVICEADMINISTERRESPONSE']._serialized_start=160
@@ -48,29 +48,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMINOUTCOME']._serialized_start=548
   _globals['_ADMINOUTCOME']._serialized_end=643
   _globals['_ADMINCOMMAND']._serialized_start=646
-  _globals['_ADMINCOMMAND']._serialized_end=1139
-  _globals['_RESETPREFIXCACHE']._serialized_start=1141
-  _globals['_RESETPREFIXCACHE']._serialized_end=1185
-  _globals['_RESETENCODERCACHE']._serialized_start=1187
-  _globals['_RESETENCODERCACHE']._serialized_end=1206
-  _globals['_PAUSE']._serialized_start=1208
-  _globals['_PAUSE']._serialized_end=1290
-  _globals['_RESUME']._serialized_start=1292
-  _globals['_RESUME']._serialized_end=1300
-  _globals['_SLEEP']._serialized_start=1302
-  _globals['_SLEEP']._serialized_end=1377
-  _globals['_WAKEUP']._serialized_start=1379
-  _globals['_WAKEUP']._serialized_end=1402
-  _globals['_DRAIN']._serialized_start=1404
-  _globals['_DRAIN']._serialized_end=1411
-  _globals['_UNDRAIN']._serialized_start=1413
-  _globals['_UNDRAIN']._serialized_end=1422
-  _globals['_STARTPROFILE']._serialized_start=1424
-  _globals['_STARTPROFILE']._serialized_end=1438
-  _globals['_STOPPROFILE']._serialized_start=1440
-  _globals['_STOPPROFILE']._serialized_end=1453
-  _globals['_ENGINEADMINSERVICE']._serialized_start=1547
-  _globals['_ENGINEADMINSERVICE']._serialized_end=1676
-  _globals['_ROUTERADMINSERVICE']._serialized_start=1679
-  _globals['_ROUTERADMINSERVICE']._serialized_end=1808
+  _globals['_ADMINCOMMAND']._serialized_end=1190
+  _globals['_RESETPREFIXCACHE']._serialized_start=1192
+  _globals['_RESETPREFIXCACHE']._serialized_end=1236
+  _globals['_RESETENCODERCACHE']._serialized_start=1238
+  _globals['_RESETENCODERCACHE']._serialized_end=1257
+  _globals['_PAUSE']._serialized_start=1259
+  _globals['_PAUSE']._serialized_end=1341
+  _globals['_RESUME']._serialized_start=1343
+  _globals['_RESUME']._serialized_end=1351
+  _globals['_SLEEP']._serialized_start=1353
+  _globals['_SLEEP']._serialized_end=1428
+  _globals['_WAKEUP']._serialized_start=1430
+  _globals['_WAKEUP']._serialized_end=1453
+  _globals['_DRAIN']._serialized_start=1455
+  _globals['_DRAIN']._serialized_end=1462
+  _globals['_UNDRAIN']._serialized_start=1464
+  _globals['_UNDRAIN']._serialized_end=1473
+  _globals['_UPDATEWEIGHTS']._serialized_start=1475
+  _globals['_UPDATEWEIGHTS']._serialized_end=1587
+  _globals['_STARTPROFILE']._serialized_start=1589
+  _globals['_STARTPROFILE']._serialized_end=1603
+  _globals['_STOPPROFILE']._serialized_start=1605
+  _globals['_STOPPROFILE']._serialized_end=1618
+  _globals['_ENGINEADMINSERVICE']._serialized_start=1712
+  _globals['_ENGINEADMINSERVICE']._serialized_end=1841
+  _globals['_ROUTERADMINSERVICE']._serialized_start=1844
+  _globals['_ROUTERADMINSERVICE']._serialized_end=1973
 # @@protoc_insertion_point(module_scope)

@@ -67,7 +67,7 @@ class AdminOutcome(_message.Message):
     def __init__(self, status: _Optional[_Union[_common_pb2.EngineStatus, _Mapping]] = ..., aborted_requests: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
-    __slots__ = ("reset_prefix_cache", "pause", "resume", "sleep", "wake_up", "drain", "undrain", "abort", "start_profile", "stop_profile", "reset_encoder_cache")
+    __slots__ = ("reset_prefix_cache", "pause", "resume", "sleep", "wake_up", "drain", "undrain", "abort", "start_profile", "stop_profile", "reset_encoder_cache", "update_weights")
     RESET_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class AdminCommand(_message.Message):
     START_PROFILE_FIELD_NUMBER: _ClassVar[int]
     STOP_PROFILE_FIELD_NUMBER: _ClassVar[int]
     RESET_ENCODER_CACHE_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     reset_prefix_cache: ResetPrefixCache
     pause: Pause
     resume: Resume
@@ -90,7 +91,8 @@ class AdminCommand(_message.Message):
     start_profile: StartProfile
     stop_profile: StopProfile
     reset_encoder_cache: ResetEncoderCache
-    def __init__(self, reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., sleep: _Optional[_Union[Sleep, _Mapping]] = ..., wake_up: _Optional[_Union[WakeUp, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ..., abort: _Optional[_Union[_engine_pb2.AbortRequest, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfile, _Mapping]] = ..., reset_encoder_cache: _Optional[_Union[ResetEncoderCache, _Mapping]] = ...) -> None: ...
+    update_weights: UpdateWeights
+    def __init__(self, reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., sleep: _Optional[_Union[Sleep, _Mapping]] = ..., wake_up: _Optional[_Union[WakeUp, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ..., abort: _Optional[_Union[_engine_pb2.AbortRequest, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfile, _Mapping]] = ..., reset_encoder_cache: _Optional[_Union[ResetEncoderCache, _Mapping]] = ..., update_weights: _Optional[_Union[UpdateWeights, _Mapping]] = ...) -> None: ...
 
 class ResetPrefixCache(_message.Message):
     __slots__ = ("preempts_running",)
@@ -139,6 +141,18 @@ class Drain(_message.Message):
 class Undrain(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class UpdateWeights(_message.Message):
+    __slots__ = ("model_path", "weight_version", "leaving", "wait_ms")
+    MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    model_path: str
+    weight_version: str
+    leaving: Leaving
+    wait_ms: int
+    def __init__(self, model_path: _Optional[str] = ..., weight_version: _Optional[str] = ..., leaving: _Optional[_Union[Leaving, str]] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class StartProfile(_message.Message):
     __slots__ = ()

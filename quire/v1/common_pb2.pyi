@@ -550,18 +550,20 @@ class EngineLoad(_message.Message):
     def __init__(self, running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_kv_blocks: _Optional[int] = ..., total_kv_blocks: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., step: _Optional[int] = ..., busy: _Optional[bool] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ..., swapped_sequences: _Optional[int] = ..., used_host_blocks: _Optional[int] = ..., total_host_blocks: _Optional[int] = ..., adapters_version: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterLoad, _Mapping]]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("is_draining", "is_paused", "sleep_level", "asleep", "is_profiling")
+    __slots__ = ("is_draining", "is_paused", "sleep_level", "asleep", "is_profiling", "weight_version")
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     SLEEP_LEVEL_FIELD_NUMBER: _ClassVar[int]
     ASLEEP_FIELD_NUMBER: _ClassVar[int]
     IS_PROFILING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     is_draining: bool
     is_paused: bool
     sleep_level: int
     asleep: _containers.RepeatedScalarFieldContainer[str]
     is_profiling: bool
-    def __init__(self, is_draining: _Optional[bool] = ..., is_paused: _Optional[bool] = ..., sleep_level: _Optional[int] = ..., asleep: _Optional[_Iterable[str]] = ..., is_profiling: _Optional[bool] = ...) -> None: ...
+    weight_version: str
+    def __init__(self, is_draining: _Optional[bool] = ..., is_paused: _Optional[bool] = ..., sleep_level: _Optional[int] = ..., asleep: _Optional[_Iterable[str]] = ..., is_profiling: _Optional[bool] = ..., weight_version: _Optional[str] = ...) -> None: ...
 
 class AdapterLoad(_message.Message):
     __slots__ = ("name", "on_device", "running_sequences", "waiting_sequences")

@@ -26,7 +26,7 @@ from engine_svc.plan import (
     StepResult,
     Transfers,
 )
-from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, StartProfile, StopProfile
+from engine_svc.upkeep import CheckWeights, ReleaseMemory, RestoreCache, RestoreWeights, StartProfile, StopProfile
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from quire.options.parallel import ParallelOptions
@@ -334,6 +334,22 @@ def test_memory_that_was_given_back_is_as_it_was_when_it_is_taken_again(
     subject.executor.upkeep(RestoreCache())
     assert subject.generate(0, prompt, 6) == expected == subject.expected(prompt, 6)
     subject.step(transfers=Transfers([BlockTransfer([0, 1], [5, 3])]))
+
+
+@real
+def test_other_weights(subject: Subject, folder: Path, tmp_path: Path) -> None:
+    """They replace the served ones on each rank, and stay when they are forgotten; the original ones come back too."""
+    other = make_model(tmp_path, "llama-untied", initializer_range=0.35)
+    prompt, expected = PROMPTS[1], reference_tokens(other, [PROMPTS[1]], 6)[0]
+    assert not subject.executor.upkeep(CheckWeights(str(other)))
+    for command in (RestoreWeights(str(other)), RestoreWeights()):
+        for each in (ReleaseMemory(True), command, RestoreCache()):
+            assert subject.executor.upkeep(each) == []
+        assert subject.generate(0, prompt, 6) == expected != subject.expected(prompt, 6)
+    for each in (ReleaseMemory(True), RestoreWeights(str(folder)), RestoreCache()):
+        subject.executor.upkeep(each)
+    assert subject.generate(0, prompt, 6) == subject.expected(prompt, 6)
+    assert "not the absolute path" in subject.executor.upkeep(CheckWeights(str(other / "no")))[0]
 
 
 @real

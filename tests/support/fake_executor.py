@@ -29,7 +29,7 @@ from engine_svc.plan import (
     TokenMasks,
     Transfers,
 )
-from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, StopProfile, Upkeep
+from engine_svc.upkeep import CheckWeights, ReleaseMemory, RestoreCache, RestoreWeights, StopProfile, Upkeep
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
@@ -59,7 +59,7 @@ def _root(adapter: str) -> int:
 def expected_tokens(
     prompt: Sequence[int], count: int, vocab_size: int, sampling: SamplingPlan, adapter: str = ""
 ) -> list[int]:
-    """What the fake model generates after `prompt`, with a folder's adapter or none; computed without an engine."""
+    """What the fake model generates after `prompt`, with a folder's adapter or weights; computed without an engine."""
     state = _root(adapter)
     for token_id in prompt:
         state = _mix(state, token_id)
@@ -181,6 +181,8 @@ class FakeExecutor(Executor):
         self.max_in_flight = max_in_flight
         self._results: deque[StepResult] = deque()
         self.no_memory_for: type[Upkeep] | None = None
+        self.why_not = ""  # the weights of other folders cannot be loaded
+        self._weights = ""  # the folder of other weights, if any were loaded
         self._begun: StepPlan | None = None  # it awaits its masks
         self._rows: dict[int, _Row] = {}
         self._cache: list[Block] = []
@@ -211,7 +213,11 @@ class FakeExecutor(Executor):
             case RestoreWeights() | RestoreCache() if self.no_memory_for is type(command):
                 raise StartupError("Not enough memory: somebody else has it.")
             case RestoreWeights():
+                assert not command.folder or RestoreWeights in self._missing
+                self._weights = command.folder or self._weights
                 self._missing.discard(RestoreWeights)
+            case CheckWeights() if self.why_not:
+                return [self.why_not]
             case RestoreCache():
                 assert RestoreWeights not in self._missing
                 self._missing.discard(RestoreCache)
@@ -255,7 +261,7 @@ class FakeExecutor(Executor):
             self._rows[new.slot] = self._new_row(new)
             is_saved = self.keeps_states and new.num_computed_tokens > 0
             assert is_saved == (new.snapshot >= 0)
-            known, state = self._snapshots[new.snapshot] if is_saved else (0, _root(self._rows[new.slot].adapter))
+            known, state = self._snapshots[new.snapshot] if is_saved else (0, self._root(self._rows[new.slot]))
             self._states[new.slot] = known, [state]
         failed = self.failed_slots(plan) if self.failed_slots is not None else {}
         slots: list[int] = []
@@ -296,7 +302,7 @@ class FakeExecutor(Executor):
     def _guess(self, row: _Row, wanted: int) -> list[int]:
         """Draft tokens, the first ones right, the others wrong, as far as the blocks have room for a draft's cache."""
         room = min(len(block_ids) for block_ids in row.block_ids) * self.spec.block_size - len(row.token_ids) + 1
-        found = expected_tokens(row.token_ids, min(wanted, room), self.vocab_size, row.sampling, row.adapter)
+        found = expected_tokens(row.token_ids, min(wanted, room), self.vocab_size, row.sampling, self._model(row))
         return [(token + (index >= self.right_guesses)) % self.vocab_size for index, token in enumerate(found)]
 
     def _sample(self, row: _Row, states: list[int], drafts: tuple[int, ...], masks: list[list[int]]) -> list[int]:
@@ -314,6 +320,12 @@ class FakeExecutor(Executor):
                 break
         row.num_computed_tokens = len(row.token_ids) - 1
         return run
+
+    def _model(self, row: _Row) -> str:
+        return self._weights + row.adapter
+
+    def _root(self, row: _Row) -> int:
+        return _root(self._model(row))
 
     def _is_too_short(self, row: _Row) -> bool:
         return len(row.token_ids) - row.num_prompt_tokens < row.sampling.parameters.min_tokens
@@ -347,7 +359,7 @@ class FakeExecutor(Executor):
         if self.verify:
             self._verify(row, start)
         state = (
-            self._cache[row.block_ids[0][(start - 1) // size]][(start - 1) % size][1] if start else _root(row.adapter)
+            self._cache[row.block_ids[0][(start - 1) // size]][(start - 1) % size][1] if start else self._root(row)
         )
         if self.keeps_states:
             known, after = self._states[scheduled.slot]
@@ -364,7 +376,7 @@ class FakeExecutor(Executor):
         return states
 
     def _verify(self, row: _Row, computed: int) -> None:
-        state = _root(row.adapter)
+        state = self._root(row)
         size = self.spec.block_size
         for position in range(computed):
             state = _mix(state, row.token_ids[position])

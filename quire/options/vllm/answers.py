@@ -83,8 +83,8 @@ _MODEL: Mapping[str, Answer] = {
         taken=("{}",),
     ),
     "weight-transfer-config": refused(
-        "Weights do not change while requests run. Start workers with the new weights beside the old ones, under one "
-        "router; or replace the files while the engine sleeps at level 2 (docs/admin.md).",
+        "Weights are not received from other processes. Save them to a folder that the engines see, and send its path "
+        "to POST /update_weights_from_disk of --admin-port (docs/admin.md).",
         taken=("{}",),
     ),
     "diffusion-config": refused("Quire generates text token by token, and has no diffusion models.", taken=("{}",)),

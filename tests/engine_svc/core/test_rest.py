@@ -10,7 +10,7 @@ import pytest
 from engine_svc.core.engine import Engine
 from engine_svc.plan import StepPlan
 from engine_svc.requests.admission import sequence_seed
-from engine_svc.requests.outputs import FinishReason
+from engine_svc.requests.outputs import EngineStatus, FinishReason
 from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights
 from quire.errors import Conflict, DeadlineExceeded, FailedPrecondition
 from quire.images import Image, ImageInput
@@ -187,6 +187,61 @@ def test_without_memory_it_sleeps_on_until_there_is_some(command: type[RestoreWe
     executor.no_memory_for = None
     engine.rest.wake_up(PARTS)
     assert run(engine, collected).tokens[0, 0] == expected(PROMPT, 5)
+
+
+def with_weights(prompt: list[int], count: int) -> list[int]:
+    """What the fake model generates with the weights of the folder `/new`."""
+    return expected_tokens(prompt, count, VOCABULARY, sampling_plan(temperature=0.0), "/new")
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_requests_go_on_with_other_weights_and_nothing_of_the_old_ones(in_flight: int) -> None:
+    engine, executor = engine_over(in_flight, num_blocks=60, num_host_blocks=20, max_num_seqs=4)
+    for key, prompt in enumerate(PROMPTS):
+        engine.add(key, request(prompt, max_tokens=30))
+    collected = run(engine, steps=20)
+    engine.rest.replace_weights("/new", lambda: None)
+    engine.check()
+    assert executor.asked == [ReleaseMemory(True), RestoreWeights("/new"), RestoreCache()]
+    assert engine.load().status == EngineStatus()
+    run(engine, collected)
+    old = []
+    for key, prompt in enumerate(PROMPTS):
+        found, wanted = collected.tokens[key, 0], expected(prompt, 30)
+        old.append(next((count for count in range(30) if found[count] != wanted[count]), 30))
+        assert found[old[-1] :] == with_weights(prompt + found[: old[-1]], 30 - old[-1])
+    assert any(0 < count < 30 for count in old)
+    engine.add(9, request(PROMPTS[5], max_tokens=5))
+    assert run(engine, collected).tokens[9, 0] == with_weights(PROMPTS[5], 5)
+
+
+def test_with_other_weights_it_is_as_awake_as_before() -> None:
+    engine, _ = engine_over(1)
+    engine.add(0, request(PROMPT, max_tokens=5))
+    engine.rest.pause()
+    engine.rest.replace_weights("/new", lambda: None)
+    assert engine.load().status == EngineStatus(is_paused=True)
+    engine.rest.sleep(SleepLevel.WEIGHTS_KEPT)
+    engine.rest.replace_weights("/new", lambda: None)
+    assert engine.load().status == EngineStatus(is_paused=True, sleep_level=1, asleep=("kv_cache",))
+    engine.rest.sleep(SleepLevel.WEIGHTS_FORGOTTEN)
+    engine.rest.wake_up(PARTS)
+    assert run(engine).tokens[0, 0] == with_weights(PROMPT, 5)
+
+
+def test_weights_that_cannot_be_loaded_leave_it_asleep() -> None:
+    engine, executor = engine_over(1)
+    engine.add(0, request(PROMPT, max_tokens=5))
+    executor.no_memory_for = RestoreWeights
+    replaced: list[None] = []
+    with pytest.raises(FailedPrecondition, match=r"asleep, with none\. /wake_up loads the previous ones"):
+        engine.rest.replace_weights("/new", lambda: replaced.append(None))
+    assert not replaced
+    assert engine.load().status == EngineStatus(is_paused=True, sleep_level=2, asleep=("kv_cache", "weights"))
+    assert not engine.has_work
+    executor.no_memory_for = None
+    engine.rest.wake_up(PARTS)
+    assert run(engine).tokens[0, 0] == expected(PROMPT, 5)
 
 
 @pytest.mark.parametrize("level", [SleepLevel.WEIGHTS_KEPT, SleepLevel.WEIGHTS_FORGOTTEN])

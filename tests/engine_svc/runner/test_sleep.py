@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine_svc.core.engine import Engine
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner.offload import OffloadedTensors
 from engine_svc.runner.runner import Runner
+from engine_svc.upkeep import CheckWeights
 from quire.errors import FailedPrecondition, StartupError
 from quire.sampling import SamplingParameters
 from quire.sleep import PARTS, SleepLevel
@@ -32,6 +34,11 @@ MODULES = {"model.layers.0.self_attn.q_proj": (64, 64), "model.layers.1.self_att
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("other"), "llama", initializer_range=0.35)
 
 
 def tokens_of(engine: Engine, requests: list[GenerationRequest], naps: list[SleepLevel], first: int) -> list[list[int]]:
@@ -74,6 +81,34 @@ def plain() -> list[GenerationRequest]:
 def test_the_same_tokens_as_before(llama: Path, options: dict[str, Any]) -> None:
     with running_engine(llama, **options) as engine:
         check(engine, plain())
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"num_host_blocks": 8, "num_blocks": 12}])
+def test_replaced_weights_compute_what_a_new_engine_does(llama: Path, other: Path, options: dict[str, Any]) -> None:
+    with running_engine(other, **options) as engine:
+        wanted = tokens_of(engine, plain(), [], 0)
+    with running_engine(llama, **options) as engine:
+        before = tokens_of(engine, plain(), [], 0)
+        assert engine.upkeep(CheckWeights(str(other))) == []
+        engine.rest.replace_weights(str(other), lambda: None)
+        assert tokens_of(engine, plain(), [], 100) == wanted != before
+        check(engine, plain())  # what is forgotten comes back from the same folder
+
+
+def test_a_broken_file_is_noticed_before_anything_is_freed(llama: Path, other: Path, tmp_path: Path) -> None:
+    with running_engine(llama) as engine:
+        before = tokens_of(engine, plain(), [], 0)
+        broken = shutil.copytree(other, tmp_path / "broken")
+        file = broken / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+        (why,) = engine.upkeep(CheckWeights(str(broken)))
+        assert f"{file} is not a valid safetensors file" in why
+        (why,) = engine.upkeep(CheckWeights("models/new"))
+        assert "not the absolute path of a folder" in why
+        with pytest.raises(FailedPrecondition, match="the engine is asleep, with none"):
+            engine.rest.replace_weights(str(broken), lambda: None)
+        engine.rest.wake_up(PARTS)
+        assert tokens_of(engine, plain(), [], 100) == before
 
 
 def test_weights_in_host_memory(tmp_path: Path, late_copies: list[LateCopies]) -> None:

@@ -26,7 +26,8 @@ from quire.sleep import Leaving
 from quire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, engine_pb2
 from tests.support.engine_client import TIMEOUT, expected, generate, generation, refusal
 from tests.support.engine_server import RunningEngine, running_engine
-from tests.support.fake_executor import FakeExecutor
+from tests.support.fake_executor import FakeExecutor, expected_tokens
+from tests.support.plans import sampling_plan
 from tests.support.waiting import eventually
 
 ABORT, WAIT, KEEP = admin_pb2.LEAVING_ABORT, admin_pb2.LEAVING_WAIT, admin_pb2.LEAVING_KEEP
@@ -103,6 +104,63 @@ async def test_weights_that_are_read_anew_have_their_own_fingerprint(
         await ask(engine, wake_up=admin_pb2.WakeUp())
         assert (engine.worker.info.fingerprint != before.fingerprint) is is_other
         assert (engine.worker.load_now().adapters_version != version) is is_other  # so that routers ask again
+
+
+def weights_update(folder: Path, leaving: Any = KEEP, version: str = "") -> admin_pb2.UpdateWeights:
+    return admin_pb2.UpdateWeights(model_path=str(folder), weight_version=version, leaving=leaving, wait_ms=20_000)
+
+
+async def test_replaced_weights_have_their_own_fingerprint(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"new")
+    async with slow_engine() as engine:
+        running = start(engine, 200)
+        await runs(engine)
+        before, version = engine.worker.info, engine.worker.load_now().adapters_version
+        told = await ask(engine, update_weights=weights_update(tmp_path, version="step 1"))
+        assert told.status == common_pb2.EngineStatus(weight_version="step 1")
+        after = engine.worker.info
+        assert (after.fingerprint != before.fingerprint, after.model) == (True, str(tmp_path))
+        assert engine.worker.load_now().adapters_version > version  # so that routers ask again
+        found = tokens(await running)
+        kept = next(count for count in range(200) if found[count] != expected(PROMPT, 200)[count])
+        assert found[kept:] == expected_tokens(
+            PROMPT + found[:kept], 200 - kept, 1000, sampling_plan(temperature=0.0), str(tmp_path)
+        )
+        assert (await ask(engine, update_weights=weights_update(tmp_path))).status.weight_version == "step 1"
+        assert engine.worker.info == after
+        await ask(engine, update_weights=weights_update(tmp_path, version="step 2"))
+        assert engine.worker.info.fingerprint not in (before.fingerprint, after.fingerprint)
+
+
+@pytest.mark.parametrize(("leaving", "reason"), [(ABORT, "ABORT"), (WAIT, "LENGTH")])
+async def test_those_that_do_not_see_new_weights(tmp_path: Path, leaving: Any, reason: str) -> None:
+    async with slow_engine() as engine:
+        running = start(engine, 100)
+        await runs(engine)
+        await ask(engine, update_weights=weights_update(tmp_path, leaving))
+        deltas = await running
+        assert deltas[-1].finish_reason == getattr(common_pb2, f"FINISH_REASON_{reason}")
+        assert tokens(deltas) == expected(PROMPT, len(tokens(deltas)))
+
+
+async def test_a_paused_engine_keeps_its_requests_for_new_weights(tmp_path: Path) -> None:
+    async with slow_engine() as engine:
+        running = start(engine, 100)
+        await runs(engine)
+        await ask(engine, pause=admin_pb2.Pause(leaving=KEEP))
+        assert (await ask(engine, update_weights=weights_update(tmp_path, WAIT))).status.is_paused
+        await ask(engine, resume=admin_pb2.Resume())
+        assert len(tokens(await running)) == 100
+
+
+async def test_weights_of_another_form_change_nothing(tmp_path: Path) -> None:
+    executor = FakeExecutor()
+    async with running_engine(executor) as engine:
+        before, executor.why_not = engine.worker.load_now(), "hidden_size is 64, but 32"
+        error = await refused(engine, update_weights=weights_update(tmp_path, version="2"))
+        assert (type(error), error.parameter) == (InvalidRequest, "model_path")
+        assert "hidden_size is 64, but 32. Nothing has changed" in error.message
+        assert engine.worker.load_now().status == before.status
 
 
 async def test_those_that_do_not_stay_end_with_what_they_have() -> None:

@@ -251,4 +251,4 @@ async def test_what_is_wrong_is_named(stack: AdminStack, path: str, parameter: s
 
 async def test_what_is_not_done_says_why(stack: AdminStack) -> None:
     body = await stack.ask("/collective_rpc", 501, json={"method": "__import__", "args": ["os"]})
-    assert "could then run anything" in body["error"]["message"]
+    assert "could run anything" in body["error"]["message"]
