@@ -120,7 +120,7 @@ class EngineWorker:
 
         Args:
             model_path: absolute path of its folder; empty means that the current one is read again.
-            version: name of the weights; empty means that it stays as it is.
+            version: name of the weights; empty means that it is the path, or stays as it is if that is empty, too.
             leaving, wait_seconds: see Administration.update_weights, as for further errors.
 
         Raises:
@@ -132,8 +132,10 @@ class EngineWorker:
                 "Weights cannot be replaced in data-parallel ranks that share experts: the others need this one's in "
                 "each step. Start workers with the new weights, and stop these."
             )
-        folder, version = Path(model_path) if model_path else self._folder, version or self._weight_version
+        folder = Path(model_path) if model_path else self._folder
+        version = version or model_path or self._weight_version
         await self.administration.check_weights(str(folder))
+        read_ahead(create_format(folder, self._options.load))  # requests may be waited for meanwhile
         assert self._fingerprint is not None  # only models for pooling have none, whose weights the check refuses
         found = await asyncio.to_thread(self._fingerprint, folder, version)
 

@@ -22,7 +22,7 @@ class AdminWorker(msgspec.Struct, frozen=True):
     is_profiling: bool = False
     aborted_requests: int = 0
     files: tuple[str, ...] = ()  # files that were written on its machine
-    weight_version: str = INITIAL_WEIGHTS
+    weight_version: str = ""
     error: str = ""
 
 

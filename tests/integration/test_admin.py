@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
+from quire.sampling import SamplingParameters
 from tests.support.engine_process import free_port
+from tests.support.run_engine import run, running_engine
 from tests.support.stack import Stack, start_stack, stop_stack
 
 pytestmark = pytest.mark.slow
+TOKENS: dict[str, Any] = {
+    "model": "tiny", "prompt": [5, 6, 7, 8, 9], "max_tokens": 24, "temperature": 0, "ignore_eos": True,
+    "return_token_ids": True,
+}  # fmt: skip
 BODY = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 
 
@@ -40,6 +48,11 @@ def operated(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def complete(stack: Stack) -> str:
     answer = httpx.post(f"{stack.url}/v1/completions", json=BODY, timeout=60).raise_for_status().json()
     return str(answer["choices"][0]["text"])
+
+
+def tokens_of(stack: Stack) -> list[int]:
+    answer = httpx.post(f"{stack.url}/v1/completions", json=TOKENS, timeout=60).raise_for_status().json()
+    return list(answer["choices"][0]["token_ids"])
 
 
 def ask(admin: httpx.Client, path: str) -> dict[str, Any]:
@@ -68,6 +81,33 @@ def test_profiles_can_be_read(operated: tuple[Stack, httpx.Client, Path]) -> Non
     assert sorted(files) == sorted(map(str, folder.iterdir()))
     events = [event for file in files for event in json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]]
     assert "compute" in {event["name"] for event in events}
+
+
+def test_new_weights_from_a_folder(
+    operated: tuple[Stack, httpx.Client, Path], tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Both engines then answer as a new engine does, and again as before once they have the old weights back."""
+    stack, admin, _ = operated
+    before = tokens_of(stack)
+    other = shutil.copytree(tiny_llama, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    save_file({name: values.roll(1, 0) for name, values in weights.items()}, other / "model.safetensors")
+    with running_engine(other) as engine:
+        sampling = SamplingParameters(temperature=0, max_tokens=TOKENS["max_tokens"], ignore_eos=True)
+        ((output,),) = run(engine, [TOKENS["prompt"]], sampling)
+    assert output.token_ids != before
+    wanted = {other: output.token_ids, tiny_llama: before}
+    for version, folder in enumerate(wanted):
+        body = {"model_path": str(folder), "weight_version": f"step {version}"}
+        told = admin.post("/update_weights_from_disk", json=body).raise_for_status().json()
+        assert [worker["weight_version"] for worker in told["workers"]] == [f"step {version}"] * 2
+        for worker in told["workers"]:
+            ask(admin, f"/drain?worker={worker['worker']}")
+            assert tokens_of(stack) == wanted[folder]
+            ask(admin, f"/undrain?worker={worker['worker']}")
+    broken = admin.post("/update_weights_from_disk", json={"model_path": str(tmp_path)})
+    assert (broken.status_code, broken.json()["error"]["param"]) == (400, "model_path")
+    assert httpx.get(f"{stack.url}/health").status_code == 200
 
 
 def test_the_clients_port_has_none_of_it(operated: tuple[Stack, httpx.Client, Path]) -> None:

@@ -126,10 +126,13 @@ async def test_replaced_weights_have_their_own_fingerprint(tmp_path: Path) -> No
         assert found[kept:] == expected_tokens(
             PROMPT + found[:kept], 200 - kept, 1000, sampling_plan(temperature=0.0), str(tmp_path)
         )
-        assert (await ask(engine, update_weights=weights_update(tmp_path))).status.weight_version == "step 1"
+        again = admin_pb2.UpdateWeights(leaving=KEEP)
+        assert (await ask(engine, update_weights=again)).status.weight_version == "step 1"
         assert engine.worker.info == after
         await ask(engine, update_weights=weights_update(tmp_path, version="step 2"))
         assert engine.worker.info.fingerprint not in (before.fingerprint, after.fingerprint)
+        told = await ask(engine, update_weights=weights_update(tmp_path))
+        assert told.status.weight_version == str(tmp_path)
 
 
 @pytest.mark.parametrize(("leaving", "reason"), [(ABORT, "ABORT"), (WAIT, "LENGTH")])
