@@ -358,9 +358,7 @@ class FakeExecutor(Executor):
         assert self._adapters.folder_of(row.adapter_slot) == row.adapter, "a slot was given away"
         if self.verify:
             self._verify(row, start)
-        state = (
-            self._cache[row.block_ids[0][(start - 1) // size]][(start - 1) % size][1] if start else self._root(row)
-        )
+        state = self._cache[row.block_ids[0][(start - 1) // size]][(start - 1) % size][1] if start else self._root(row)
         if self.keeps_states:
             known, after = self._states[scheduled.slot]
             assert 0 <= start - known < len(after), "the state is that of another position"
