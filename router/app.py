@@ -111,6 +111,8 @@ class Router:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._adapters.close()
         await self.registry.close()
+        if self.core.recorder is not None:
+            await asyncio.to_thread(self.core.recorder.close)
 
     def _make_worker(self, address: str) -> RemoteWorker:
         feed = KvFeed(address, self.index, self._counts.out_of_step.inc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from random import Random
 
 from quire.errors import QuireError
@@ -21,6 +22,7 @@ from router.requests.admission import Admission
 from router.requests.aliases import Aliases
 from router.requests.dispatch import Dispatcher
 from router.requests.pooling import PoolDispatcher
+from router.requests.recorder import RequestRecorder
 from router.requests.sessions import Stream
 from router.workers.base import Worker
 from router.workers.load_table import LoadTable
@@ -63,9 +65,11 @@ class RouterCore:
         self.table: PlacementTable[Stream] = PlacementTable(
             self._ready_workers, self.index, options, make_policy(options, random), clock, metrics
         )
+        self.recorder = RequestRecorder(Path(options.record_requests)) if options.record_requests else None
         self.dispatcher = Dispatcher(
-            self.table, self._outliers, clock, metrics, options, self.aliases, admission, SeedSource(generator=random)
-        )
+            self.table, self._outliers, clock, metrics, options, self.aliases, admission,
+            SeedSource(generator=random), self.recorder,
+        )  # fmt: skip
         self._ready_for_pooling = ReadyWorkers(workers, clock.time, options.max_absence_seconds, loads, POOLING)
         self.pooling = PoolDispatcher(
             self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases, admission

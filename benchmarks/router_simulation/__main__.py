@@ -1,6 +1,7 @@
 """Compares routing policies on simulated engines: `make bench-router-simulation`.
 
-Prints a table for each trace; with --curves, draws hit rate and TTFT over load instead.
+Prints a table for each trace; with --curves, draws hit rate and TTFT over load instead. With --recording, the trace is
+what a router has recorded (`--record-requests`), in as much less or more time as --load says.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.router_simulation.chart import Panel, draw
 from benchmarks.router_simulation.job import EngineSpec
+from benchmarks.router_simulation.recorded import read_recording
 from benchmarks.router_simulation.report import Figures, measure, seconds_of_work
 from benchmarks.router_simulation.simulation import Scenario, Simulation
 from benchmarks.router_simulation.traces import ARRIVALS, TRACES, make_trace
@@ -31,7 +33,7 @@ _HEAD = (
 class Run:
     """What to simulate."""
 
-    trace: str
+    trace: str  # of TRACES, or the path of a recording
     policy: str
     arrivals: str
     load: float
@@ -44,7 +46,10 @@ class Run:
 def simulate(run: Run) -> tuple[Figures, str]:
     """Its figures, and the digest of its history."""
     spec = EngineSpec()
-    conversations = make_trace(run.trace, run.requests, run.seed, run.arrivals)
+    if run.trace in TRACES:
+        conversations = make_trace(run.trace, run.requests, run.seed, run.arrivals)
+    else:
+        conversations = read_recording(Path(run.trace), run.requests)
     seconds = seconds_of_work(conversations, spec) / (run.workers * run.load)
     # Everybody waits: a refused request would flatter the others' times.
     options = RouterOptions(
@@ -72,8 +77,11 @@ def print_tables(runs: Sequence[Run], results: Iterable[tuple[Figures, str]]) ->
     for run, (figures, digest) in zip(runs, results, strict=True):
         if run.trace != trace:
             trace = run.trace
-            print(f"\n### {trace}\n\n{TRACES[trace].__doc__}")
-            print(f"{run.arrivals.capitalize()} arrivals, {run.requests:,} requests, {run.workers:,} workers,", end=" ")
+            described = TRACES[trace].__doc__ if trace in TRACES else "What a router has recorded."
+            print(f"\n### {trace}\n\n{described}")
+            most = "" if trace in TRACES else "at most "
+            print(f"{run.arrivals.capitalize()} arrivals, {most}{run.requests:,} requests,", end=" ")
+            print(f"{run.workers:,} workers,", end=" ")
             print(
                 f"{run.routers} routers, load {run.load:g}, seed {run.seed}. The oracle: {figures.oracle_hit_rate:.1%}"
             )
@@ -95,6 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", nargs="+", choices=TRACES, default=list(TRACES))
     parser.add_argument("--policy", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--recording", metavar="FILE", help="of a router, to be replayed instead of traces")
     parser.add_argument("--arrivals", choices=ARRIVALS, default="poisson")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--routers", type=int, default=1, help="that share the workers, each with its own index")
@@ -105,9 +114,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--curves", type=Path, metavar="OUT.svg", help="of the first trace, over load")
     chosen = parser.parse_args()
-    traces, loads = (chosen.trace[:1], _LOADS) if chosen.curves else (chosen.trace, (chosen.load,))
+    given, arrivals = ([chosen.recording], "recorded") if chosen.recording else (chosen.trace, chosen.arrivals)
+    traces, loads = (given[:1], _LOADS) if chosen.curves else (given, (chosen.load,))
     runs = [
-        Run(trace, policy, chosen.arrivals, load, chosen.workers, chosen.routers, chosen.requests, chosen.seed)
+        Run(trace, policy, arrivals, load, chosen.workers, chosen.routers, chosen.requests, chosen.seed)
         for trace in traces for load in loads for policy in chosen.policy
     ]  # fmt: skip
     # Thousands of requests warn of nothing new.

@@ -78,6 +78,11 @@ class RouterOptions:
         60.0, "If no worker of a model has been ready for longer than this and none is loading, new requests are "
         "refused at once instead of waiting.", minimum=0,
     )  # fmt: skip
+    record_requests: str | None = option(
+        None, "File to which a line is written for each request that has ended: when it came, how long it was, hashes "
+        "of its prompt's blocks and what became of it, but no text, to replay the load in a simulation "
+        "(docs/routing.md). When it has 256 MiB, it becomes FILE.1, in place of the one before.", metavar="FILE",
+    )  # fmt: skip
     autoscaling_target_utilization: float = option(
         0.7, "Share of its capacity to which each worker would be used if there were as many as the metric "
         "quire_router_wanted_workers says (docs/observability.md).", minimum=0.05, maximum=1,

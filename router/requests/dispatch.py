@@ -36,6 +36,7 @@ from router.requests.aliases import Aliases
 from router.requests.crash_suspects import CrashSuspects
 from router.requests.journal import Journal
 from router.requests.output_lengths import OutputLengths
+from router.requests.recorder import RequestRecorder
 from router.requests.retry_budget import RetryBudget
 from router.requests.sessions import CallerSession, Stream
 from router.requests.traces import end_span
@@ -79,6 +80,7 @@ class Dispatcher:
         aliases: Aliases,
         admission: Admission,
         seeds: SeedSource,
+        recorder: RequestRecorder | None = None,
     ) -> None:
         self._table = table
         self._outliers = outliers
@@ -87,6 +89,7 @@ class Dispatcher:
         self._seeds = seeds
         self._aliases = aliases
         self._admission = admission
+        self._recorder = recorder
         self._retry_budget = RetryBudget()
         self._crash_suspects = CrashSuspects(clock)
         self._output_lengths = OutputLengths()
@@ -140,6 +143,11 @@ class Dispatcher:
             stream = self._new_stream(session, stream_id, assignment)
         except QuireError as error:
             self._metrics.count("refused", 0.0)
+            if self._recorder is not None:
+                self._recorder.record(
+                    generation, "refused", model=generation.model, prompt_tokens=num_prompt_tokens(generation),
+                    seconds=0.0,
+                )  # fmt: skip
             if span is not None:
                 span.end(error.message)
             session.deliver_error(stream_id, error)
@@ -465,6 +473,12 @@ class Dispatcher:
             if timer is not None:
                 timer.cancel()
         self._metrics.count(outcome, stream.waited)
+        if self._recorder is not None:
+            self._recorder.record(
+                stream.assignment.generation, outcome, model=stream.request.model,
+                prompt_tokens=stream.request.prompt_tokens, seconds=self._clock.time() - stream.arrived,
+                output_tokens=stream.journal.num_tokens, queued_seconds=stream.waited, attempts=stream.attempts,
+            )  # fmt: skip
         if not any(session.streams for session in self.sessions):
             self._idle.set()
 
