@@ -21,6 +21,7 @@ from engine_svc.executor.external import obey, read_launch
 from engine_svc.executor.node import run_node
 from engine_svc.model_info import ModelInfo
 from engine_svc.service.admin import EngineAdminServicer
+from engine_svc.service.kv_blocks import open_puller
 from engine_svc.service.kv_publisher import KvPublisher
 from engine_svc.service.metrics import EngineCollector
 from engine_svc.service.registration import FLAG as REGISTRATION_FLAG
@@ -99,7 +100,8 @@ async def serve(
         StartupError: the port is in use, or the model cannot be served.
     """
     registry = new_registry()
-    worker = EngineWorker(executor, model, engine)
+    puller = open_puller(engine, security)
+    worker = EngineWorker(executor, model, engine, puller)
     grpc_server = build_server(worker, server, security, registry, tracer)
     await grpc_server.start()
     serve_metrics(registry, server.metrics_host, server.metrics_port)
@@ -119,6 +121,8 @@ async def serve(
             task.cancel()
         await grpc_server.server.stop(grace=0.5)
         await worker.loop.stop()
+        if puller is not None:
+            await puller.close()
 
 
 def build_server(

@@ -21,6 +21,7 @@ from engine_svc.core.stepped import SteppedEngine
 from engine_svc.executor.base import Executor
 from engine_svc.fingerprint import fingerprint
 from engine_svc.kv_cache.connectors.base import KvConnector
+from engine_svc.kv_cache.connectors.pulled_storage import PulledStorage, Puller
 from engine_svc.kv_cache.connectors.shared_storage import SharedStorage
 from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
 from engine_svc.loader.folder import weights_folder
@@ -57,10 +58,18 @@ logger = logging.getLogger(__name__)
 class EngineWorker:
     """The worker, as used by the service. The constructor returns at once; `load` loads the model."""
 
-    def __init__(self, executor: Executor, model: ModelOptions, options: EngineOptions) -> None:
+    def __init__(
+        self, executor: Executor, model: ModelOptions, options: EngineOptions, puller: Puller | None = None
+    ) -> None:
+        """
+        Args:
+            puller: pulls KV blocks from other workers; None if the options do not have it.
+        """
         self._executor = executor
         self._model = model
         self._options = options
+        self._puller = puller
+        self.kv_transfer = options.cache.transfer()
         self._info: ModelInfo | None = None
         self._processors = RequestedProcessors(options.generation.logits_processor_pattern)
         self.loop = EngineLoop(self._build, options.scheduler.max_waiting_requests)
@@ -187,6 +196,11 @@ class EngineWorker:
     def _build(self) -> SteppedEngine:
         """Builds the engine. Runs in the engine's thread, as do all calls of the executor."""
         self._options.lora.check()
+        if self.kv_transfer.is_remote and self._executor.spans_machines:
+            raise StartupError(
+                "GrpcConnector of --kv-transfer-config keeps KV blocks on the machine of the worker, but its ranks may "
+                "be on others: use --distributed-executor-backend mp, or SharedStorageConnector."
+            )
         try:
             folder = weights_folder(self._model, self._options.load)
             read_ahead(create_format(folder, self._options.load))
@@ -223,8 +237,9 @@ class EngineWorker:
         return engine
 
     def _make_connector(self) -> KvConnector | None:
-        config, parallel = self._options.cache.transfer(), self._options.parallel
-        num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        config, num_ranks = self.kv_transfer, self._options.parallel.num_ranks
+        if self._puller is not None:
+            return PulledStorage(config, lambda: self.info.fingerprint, self._puller, num_ranks)
         return SharedStorage(config, lambda: self.info.fingerprint, num_ranks) if config.is_on else None
 
     def _make_drafter(self) -> Drafter | None:

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 # Parts of the limit: how much is written from one look at the whole folder to the next, and how full it may be after.
@@ -66,6 +66,24 @@ class BlockFiles:
             os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))
         return content
 
+    def raw(self, place: str) -> bytes | None:
+        """Returns a whole file, with the checksum at its end, for `write_raw`; None if there is none."""
+        try:
+            return self._path(place).read_bytes()
+        except OSError:
+            return None
+
+    def write_raw(self, place: str, parts: Sequence[bytes], computed_ns: int) -> None:
+        """Writes the parts of what `raw` has returned on another machine. Whoever reads it checks it.
+
+        Args:
+            computed_ns: see `write`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._write(self._path(place), parts, computed_ns)
+
     def write(self, place: str, parts: Iterable[bytes | memoryview], computed_ns: int) -> None:
         """Writes a block, which others see once it is complete.
 
@@ -76,16 +94,15 @@ class BlockFiles:
         Raises:
             OSError: it cannot be written.
         """
-        path = self._path(place)
+        self._write(self._path(place), _with_sum(parts), computed_ns)
+
+    def _write(self, path: Path, parts: Iterable[bytes | memoryview], computed_ns: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{uuid.uuid4().hex}.partial")
         try:
             with partial.open("wb") as file:
-                total = 0
                 for part in parts:
                     file.write(part)
-                    total = zlib.crc32(part, total)
-                file.write(total.to_bytes(_SUM_BYTES, "big"))
                 num_bytes = file.tell()
             os.utime(partial, ns=(time.time_ns(), computed_ns))
             partial.replace(path)
@@ -118,6 +135,15 @@ class BlockFiles:
             with contextlib.suppress(OSError):  # another worker was faster
                 path.unlink()
             size -= each
+
+
+def _with_sum(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Yields the parts, and their checksum."""
+    total = 0
+    for part in parts:
+        yield part
+        total = zlib.crc32(part, total)
+    yield total.to_bytes(_SUM_BYTES, "big")
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

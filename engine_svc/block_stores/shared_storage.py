@@ -236,7 +236,7 @@ def open_storage(device: Movable, config: KvTransferConfig, rank: int) -> Shared
     try:
         storage.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StartupError(f"shared_storage_path of --kv-transfer-config cannot be used: {error}.") from error
+        raise StartupError(f"{storage.folder} of --kv-transfer-config cannot be used: {error}.") from error
     files = BlockFiles(storage.folder, rank, storage.max_gib * 2**30)
     readers, writers = ThreadPoolExecutor(_THREADS, "kv-readers"), ThreadPoolExecutor(_THREADS, "kv-writers")
     return SharedStorage(MovableBlocks(device), files, readers, writers)

@@ -41,9 +41,11 @@ class Executor(ABC):
     Attributes:
         max_in_flight: most steps that may be submitted and not yet collected. More than one if steps run
             asynchronously.
+        spans_machines: whether ranks may be on other machines.
     """
 
     max_in_flight: int = 1
+    spans_machines: bool = False
 
     @abstractmethod
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:

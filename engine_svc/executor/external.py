@@ -102,6 +102,8 @@ def obey(launch: Launch) -> None:
 class ExternalExecutor(RankedExecutor):
     """Waits for the other ranks to connect, and starts rank 0 as a child process."""
 
+    spans_machines = True
+
     def _start(self, model: ModelOptions, options: EngineOptions) -> RankGroup:
         launch = read_launch(options.parallel)
         host = options.parallel.executor.host_ip or own_address(launch.address)

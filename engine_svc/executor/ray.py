@@ -72,6 +72,7 @@ class RankActor:
 class RayExecutor(RankedExecutor):
     """Runs ranks as Ray actors, placed as close to each other as possible."""
 
+    spans_machines = True
     _connected = False  # we connected to the cluster, so we disconnect
 
     def _start(self, model: ModelOptions, options: EngineOptions) -> RankGroup:

@@ -16,6 +16,13 @@ class AwaitedState(NamedTuple):
     replaces_last: bool  # the state that the sequence saved before may be overwritten
 
 
+class Offer(NamedTuple):
+    """The worker that keeps the blocks of a sequence's first tokens."""
+
+    source: str = ""  # its address; empty if there is none
+    num_tokens: int = 0
+
+
 class BlockTable:
     """The blocks that hold a sequence's keys and values, in order, and the hashes of its full blocks.
 
@@ -36,6 +43,7 @@ class BlockTable:
         "num_loaded",
         "num_released",
         "num_saved",
+        "offer",
         "snapshots",
         "state",
     )
@@ -46,11 +54,13 @@ class BlockTable:
         hashes: list[bytes] | None = None,
         contents: Sequence[Content] = (),
         adapter: str = "",
+        offer: Offer = Offer(),
     ) -> None:
         # Inputs of the hashes: see block_hash.extend_hashes.
         self.cache_salt = cache_salt
         self.contents = contents
         self.adapter = adapter
+        self.offer = offer
         # One list per group of layers, all of the same length; empty when no blocks are held.
         self.block_ids: list[list[int]] = []
         self.hashes = hashes if hashes is not None else []  # of the sequence's first full blocks

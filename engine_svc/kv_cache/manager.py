@@ -102,6 +102,7 @@ class KvCacheManager:
         wanted = table.hashes[: (len(token_ids) - 1) // self.block_size]
         count, state = self._longest(table, wanted)
         if self.has_connector:
+            self._connector.expect(wanted[: table.offer.num_tokens // self.block_size], table.offer.source)
             most, where = self._longest(table, wanted, elsewhere=True)
             if most > count:
                 found = self._search.prefix(wanted[:most], count, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_svc.kv_cache.block_table import BlockTable
+from engine_svc.kv_cache.block_table import BlockTable, Offer
 from engine_svc.plan import SamplingPlan
 from engine_svc.requests.sequence import LiveRequest, Sequence
 from quire.sampling import SamplingParameters
@@ -47,6 +47,7 @@ def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int
                 live.request.cache_salt,
                 contents=contents,
                 adapter="" if adapter is None else adapter.revision,
+                offer=Offer(live.request.kv_source, prompt) if live.request.kv_source else Offer(),
             ),
         )
         for choice in unfinished

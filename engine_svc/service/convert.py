@@ -44,13 +44,13 @@ TASK_NUMBERS = {name: number for number, name in TASKS.items()}
 
 
 def to_request(
-    generation: common_pb2.Generation, request_id: str = "", *, hands_over: bool = False
+    generation: common_pb2.Generation, request_id: str = "", *, hands_over: bool = False, kv_source: str = ""
 ) -> GenerationRequest:
     """Converts a request and fills in defaults; does not validate it.
 
     Args:
         request_id: used if the message has none; generated if this is empty too.
-        hands_over: see GenerationRequest.
+        hands_over, kv_source: see GenerationRequest.
     """
     return GenerationRequest(
         request_id=generation.request_id or request_id or uuid.uuid4().hex,
@@ -65,6 +65,7 @@ def to_request(
         constraint=to_constraint(generation.constraint) if generation.HasField("constraint") else None,
         progress=tuple(ChoiceProgress(list(choice.token_ids), choice.finished) for choice in generation.progress),
         hands_over=hands_over,
+        kv_source=kv_source,
     )
 
 

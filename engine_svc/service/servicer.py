@@ -18,6 +18,7 @@ from engine_svc.service.convert import (
     to_pooling_request,
     to_request,
 )
+from engine_svc.service.kv_blocks import kv_blocks
 from engine_svc.service.kv_events import kv_events
 from engine_svc.service.session import EngineSession
 from engine_svc.service.traces import EngineTraces
@@ -140,6 +141,11 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self, request: engine_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
         return kv_events(self._worker, request.from_sequence, request.epoch)
+
+    def PullKvBlocks(
+        self, request: engine_pb2.PullKvBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.PullKvBlocksResponse]:
+        return kv_blocks(self._worker, request)
 
     async def LoadAdapter(
         self, request: engine_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext

@@ -81,9 +81,11 @@ class CacheOptions:
     )  # fmt: skip
     kv_transfer_config: dict[str, Any] = option(
         {}, "Exchanges KV blocks with other workers, as JSON or key by key. Keys: kv_connector "
-        "(SharedStorageConnector: through a folder), kv_role (kv_both, kv_producer or kv_consumer: which workers save "
-        "blocks, and which load them), kv_connector_extra_config (shared_storage_path, the folder, and max_gib, the "
-        "size of its files beyond which those used least recently are deleted: 32).", schema=KvTransferConfig,
+        "(SharedStorageConnector: through a folder that all of them see; GrpcConnector: over the network, from worker "
+        "to worker), kv_role (kv_both, kv_producer or kv_consumer: which workers save blocks, and which load them), "
+        "kv_connector_extra_config (shared_storage_path, the folder, or with GrpcConnector local_storage_path, one of "
+        "the machine's own, and max_gib, the size of its files beyond which those used least recently are deleted: "
+        "32).", schema=KvTransferConfig,
     )  # fmt: skip
     swap_space: float = option(
         0.0, "GiB of host memory per rank for KV blocks and saved states of recurrent layers that are evicted from the "

@@ -7,20 +7,22 @@ from typing import Annotated, Literal
 
 import msgspec
 
-_CONNECTORS = ("SharedStorageConnector", "ExampleConnector")  # vLLM's former and present name of the same one
+_FOLDER = ("SharedStorageConnector", "ExampleConnector")  # vLLM's former and present name of the same one
+_GRPC = "GrpcConnector"
 PRODUCER = "kv_producer"  # only saves blocks: where other workers load them, it computes prompts for those
 
 
-class SharedStorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keys of kv_connector_extra_config."""
 
     shared_storage_path: str = ""  # a folder that all workers see
+    local_storage_path: str = ""  # a folder of the worker's machine, from which workers elsewhere pull
     max_gib: Annotated[float, msgspec.Meta(gt=0)] = 32.0  # of its files; those used least recently are deleted
 
     @property
     def folder(self) -> Path:
         """Quire's own folder in it, in which nothing else is kept: files there are deleted."""
-        return Path(self.shared_storage_path) / "quire-kv"
+        return Path(self.shared_storage_path or self.local_storage_path) / "quire-kv"
 
 
 class KvTransferConfig(msgspec.Struct, frozen=True):
@@ -28,24 +30,33 @@ class KvTransferConfig(msgspec.Struct, frozen=True):
 
     kv_connector: str | None = None
     kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] = "kv_both"
-    kv_connector_extra_config: SharedStorageConfig = SharedStorageConfig()
+    kv_connector_extra_config: StorageConfig = StorageConfig()
     engine_id: str | None = None  # without effect: blocks are found by what they hold, wherever they come from
 
     def __post_init__(self) -> None:
         if self.kv_connector is None:
             return
-        if self.kv_connector not in _CONNECTORS:
+        if self.kv_connector not in (*_FOLDER, _GRPC):
             raise ValueError(
-                f"kv_connector is {self.kv_connector!r}; Quire has {_CONNECTORS[0]}, which exchanges blocks through a "
-                "folder that all workers see."
+                f"kv_connector is {self.kv_connector!r}; Quire has {_FOLDER[0]}, which exchanges blocks through a "
+                f"folder that all workers see, and {_GRPC}, with which workers pull them from each other."
             )
-        if not self.kv_connector_extra_config.shared_storage_path:
-            raise ValueError(f"{self.kv_connector} needs kv_connector_extra_config.shared_storage_path, a folder.")
+        keys = ("local_storage_path", "shared_storage_path")
+        needed, other = keys if self.is_remote else reversed(keys)
+        if not getattr(self.kv_connector_extra_config, needed):
+            raise ValueError(f"{self.kv_connector} needs kv_connector_extra_config.{needed}, a folder.")
+        if getattr(self.kv_connector_extra_config, other):
+            raise ValueError(f"{self.kv_connector} has no kv_connector_extra_config.{other}; leave it out.")
 
     @property
     def is_on(self) -> bool:
         """Whether blocks are exchanged."""
         return self.kv_connector is not None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a worker that loads blocks pulls them from the one that has computed them."""
+        return self.kv_connector == _GRPC
 
     @property
     def saves(self) -> bool:

@@ -50,14 +50,16 @@ class SequenceStop(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., choice_index: _Optional[int] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
 
 class SessionStart(_message.Message):
-    __slots__ = ("stream_id", "generation", "hands_over")
+    __slots__ = ("stream_id", "generation", "hands_over", "kv_source")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
+    KV_SOURCE_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     generation: _common_pb2.Generation
     hands_over: bool
-    def __init__(self, stream_id: _Optional[int] = ..., generation: _Optional[_Union[_common_pb2.Generation, _Mapping]] = ..., hands_over: _Optional[bool] = ...) -> None: ...
+    kv_source: str
+    def __init__(self, stream_id: _Optional[int] = ..., generation: _Optional[_Union[_common_pb2.Generation, _Mapping]] = ..., hands_over: _Optional[bool] = ..., kv_source: _Optional[str] = ...) -> None: ...
 
 class EngineServiceSessionResponse(_message.Message):
     __slots__ = ("deltas", "load")
@@ -158,6 +160,36 @@ class SubscribeKvEventsResponse(_message.Message):
     host: CacheDigest
     first_sequence: int
     def __init__(self, sequence: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., epoch: _Optional[str] = ..., snapshot_continues: _Optional[bool] = ..., device: _Optional[_Union[CacheDigest, _Mapping]] = ..., host: _Optional[_Union[CacheDigest, _Mapping]] = ..., first_sequence: _Optional[int] = ...) -> None: ...
+
+class PullKvBlocksRequest(_message.Message):
+    __slots__ = ("fingerprint", "blocks", "num_ranks")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    blocks: _containers.RepeatedCompositeFieldContainer[KvBlockName]
+    num_ranks: int
+    def __init__(self, fingerprint: _Optional[str] = ..., blocks: _Optional[_Iterable[_Union[KvBlockName, _Mapping]]] = ..., num_ranks: _Optional[int] = ...) -> None: ...
+
+class KvBlockName(_message.Message):
+    __slots__ = ("block_hash", "group")
+    BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    block_hash: bytes
+    group: int
+    def __init__(self, block_hash: _Optional[bytes] = ..., group: _Optional[int] = ...) -> None: ...
+
+class PullKvBlocksResponse(_message.Message):
+    __slots__ = ("block_index", "rank", "data", "is_last")
+    BLOCK_INDEX_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    block_index: int
+    rank: int
+    data: bytes
+    is_last: bool
+    def __init__(self, block_index: _Optional[int] = ..., rank: _Optional[int] = ..., data: _Optional[bytes] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
 class CacheDigest(_message.Message):
     __slots__ = ("num_blocks", "keys_xor")

@@ -73,6 +73,11 @@ class EngineServiceStub:
                 request_serializer=quire_dot_v1_dot_engine__pb2.SubscribeKvEventsRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_engine__pb2.SubscribeKvEventsResponse.FromString,
                 _registered_method=True)
+        self.PullKvBlocks = channel.unary_stream(
+                '/quire.v1.EngineService/PullKvBlocks',
+                request_serializer=quire_dot_v1_dot_engine__pb2.PullKvBlocksRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_engine__pb2.PullKvBlocksResponse.FromString,
+                _registered_method=True)
         self.LoadAdapter = channel.unary_unary(
                 '/quire.v1.EngineService/LoadAdapter',
                 request_serializer=quire_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
@@ -151,6 +156,16 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PullKvBlocks(self, request, context):
+        """Streams KV blocks and saved states that this worker has computed to another one, which continues a request (see
+        SessionStart.kv_source). Those that it does not have, or no longer has, are left out.
+        Errors: FAILED_PRECONDITION (the worker does not save blocks for GrpcConnector of --kv-transfer-config, or computes
+        something else than the caller), INVALID_ARGUMENT (num_ranks, or a hash that is none).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LoadAdapter(self, request, context):
         """Serves a low-rank adapter from now on, under a name that requests use as Generation.model. Its folder is checked
         now; the engine decides what is read before the first request needs it. Loading the same adapter under the same
@@ -209,6 +224,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.SubscribeKvEvents,
                     request_deserializer=quire_dot_v1_dot_engine__pb2.SubscribeKvEventsRequest.FromString,
                     response_serializer=quire_dot_v1_dot_engine__pb2.SubscribeKvEventsResponse.SerializeToString,
+            ),
+            'PullKvBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.PullKvBlocks,
+                    request_deserializer=quire_dot_v1_dot_engine__pb2.PullKvBlocksRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_engine__pb2.PullKvBlocksResponse.SerializeToString,
             ),
             'LoadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadAdapter,
@@ -413,6 +433,33 @@ class EngineService:
             '/quire.v1.EngineService/SubscribeKvEvents',
             quire_dot_v1_dot_engine__pb2.SubscribeKvEventsRequest.SerializeToString,
             quire_dot_v1_dot_engine__pb2.SubscribeKvEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullKvBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.EngineService/PullKvBlocks',
+            quire_dot_v1_dot_engine__pb2.PullKvBlocksRequest.SerializeToString,
+            quire_dot_v1_dot_engine__pb2.PullKvBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -329,6 +329,7 @@ class Dispatcher:
         """Continues a request on a worker that loads its prompt's blocks, from the tokens that it has."""
         if stream.worker is not None:
             self._outliers.succeeded(stream.worker)
+            stream.assignment = dataclasses.replace(stream.assignment, kv_source=stream.worker.address)
         stream.prefill_usage = usage
         self._table.remove(stream)
         self._metrics.hand_overs.inc()

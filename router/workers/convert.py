@@ -19,7 +19,8 @@ _MOST_BYTES_A_TOKEN = 5
 def most_bytes(assignment: Assignment) -> int:
     """Upper bound on the size of the message that the worker gets."""
     progress = sum(_MOST_BYTES_EACH + _MOST_BYTES_A_TOKEN * len(each.token_ids) for each in assignment.progress or ())
-    return assignment.generation.ByteSize() + len(assignment.model.encode()) + 4 * _MOST_BYTES_EACH + progress
+    names = len(assignment.model.encode()) + len(assignment.kv_source.encode())
+    return assignment.generation.ByteSize() + names + 5 * _MOST_BYTES_EACH + progress
 
 
 def write_assignment(assignment: Assignment, timeout_ms: int, generation: common_pb2.Generation) -> None:

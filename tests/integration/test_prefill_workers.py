@@ -7,6 +7,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -28,23 +29,27 @@ START_SECONDS = 180.0
 NUM_TOKENS = 40
 
 
+def transfer(connector: str, role: str, folder: Path) -> dict[str, Any]:
+    """Settings of a worker that sees a folder of all, or has one of its own."""
+    shared, own = {"shared_storage_path": str(folder)}, {"local_storage_path": str(folder / role)}
+    extra = shared if connector == "SharedStorageConnector" else own
+    return {"kv_connector": connector, "kv_role": role, "kv_connector_extra_config": extra}
+
+
 @contextlib.contextmanager
-def engines(model: Path, shared: Path) -> Iterator[list[str]]:
-    """The addresses of a producer and a consumer."""
-    ports, processes = [free_port(), free_port()], []
-    for port, role in zip(ports, ("kv_producer", "kv_consumer"), strict=True):
-        config = {
-            "kv_connector": "SharedStorageConnector", "kv_role": role,
-            "kv_connector_extra_config": {"shared_storage_path": str(shared)},
-        }  # fmt: skip
+def engines(model: Path, connector: str, folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """A producer and a consumer, by their addresses."""
+    processes = {}
+    for role in ("kv_producer", "kv_consumer"):
+        port = free_port()
         command = quire(
             "engine", str(model), "--port", str(port), "--dtype", "float32", "--cpu-threads", "1", "--log-level",
             "error", "--kv-cache-memory-bytes", "32M", "--mamba-block-size", "32",
-            "--kv-transfer-config", json.dumps(config),
+            "--kv-transfer-config", json.dumps(transfer(connector, role, folder)),
         )  # fmt: skip
-        processes.append(subprocess.Popen(command, cwd=ROOT))
-    yield [f"127.0.0.1:{port}" for port in ports]
-    for process in processes:
+        processes[f"127.0.0.1:{port}"] = subprocess.Popen(command, cwd=ROOT)
+    yield processes
+    for process in processes.values():
         process.kill()
         process.wait()
 
@@ -57,13 +62,37 @@ async def counters(address: str) -> common_pb2.EngineCounters:
     return found
 
 
-async def test_requests_continue_where_their_blocks_are_loaded(tmp_path: Path) -> None:
-    """Of a model with full attention, windows and states; tokens are those of one engine that has no other."""
+def greedy(prompt: list[int]) -> common_pb2.Generation:
+    """A request whose tokens do not depend on a seed."""
+    request = generation(prompt, NUM_TOKENS)
+    request.sampling.temperature, request.sampling.ignore_eos = 0.0, True
+    return request
+
+
+async def tokens_at(address: str, start: engine_pb2.SessionStart) -> list[int]:
+    """The tokens that a worker answers with."""
+    found: list[int] = []
+    async with open_channel(address, RpcSecurityOptions()) as channel:
+        frames = engine_pb2_grpc.EngineServiceStub(channel).Session(
+            iter([engine_pb2.EngineServiceSessionRequest(starts=[start])])
+        )
+        async for frame in frames:
+            for delta in frame.deltas:
+                found += delta.token_ids
+    return found
+
+
+@pytest.mark.parametrize("connector", ["SharedStorageConnector", "GrpcConnector"])
+async def test_requests_continue_where_their_blocks_are_loaded(tmp_path: Path, connector: str) -> None:
+    """Of a model with full attention, windows and states; tokens are those of one engine that has no other. A producer
+    that dies costs no tokens either."""
     folder = make_model(tmp_path / "model", "lfm3")
-    prompts = random_prompts(180, 150, 20, 130, seed=4)
+    prompts = random_prompts(180, 150, 20, 130, 140, seed=4)
     with running_engine(folder) as engine:
         expected = tokens(run(engine, prompts, replace(GREEDY, max_tokens=NUM_TOKENS)))
-    with engines(folder, tmp_path) as addresses:
+    *prompts, last = prompts
+    with engines(folder, connector, tmp_path) as processes:
+        addresses = list(processes)
         options = RouterOptions(workers=tuple(addresses), prefill_worker_min_tokens=64)
         router = Router(options, GrpcServerOptions(), RpcSecurityOptions())
         await router.start()
@@ -71,14 +100,15 @@ async def test_requests_continue_where_their_blocks_are_loaded(tmp_path: Path) -
             for address in addresses:
                 await client.wait_state(address, router_pb2.WORKER_STATE_READY, START_SECONDS)
             for number, prompt in enumerate(prompts):
-                request = generation(prompt, NUM_TOKENS)
-                request.sampling.temperature, request.sampling.ignore_eos = 0.0, True
-                await session.start(number, request)
+                await session.start(number, greedy(prompt))
             outputs = [await session.outputs[number].wait_ended() for number in range(len(prompts))]
-        assert [output.tokens[0] for output in outputs] == expected
+        assert [output.tokens[0] for output in outputs] == expected[:-1]
         assert router.dispatcher._metrics.hand_overs._value.get() == 3
         producer, consumer = [await counters(address) for address in addresses]
         await router.close()
+        processes[addresses[0]].kill()
+        start = engine_pb2.SessionStart(stream_id=1, generation=greedy(last), kv_source=addresses[0])
+        assert await tokens_at(addresses[1], start) == expected[-1]
     assert producer.generation_tokens < 3 * NUM_TOKENS / 2
     assert consumer.external_cache_hits > 300
     assert consumer.computed_tokens < 20 + 3 * 64 + 4 * NUM_TOKENS

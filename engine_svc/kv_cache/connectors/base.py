@@ -49,6 +49,13 @@ class KvConnector(ABC):
         """Number of those blocks that are in use."""
         return 0
 
+    def expect(self, hashes: Sequence[bytes], source: str) -> None:
+        """Notes that the worker at this address has the blocks of `hashes`; replaces what was noted before.
+
+        Called before each look-up, which may be followed by a `load` of what it has found.
+        """
+        return
+
     @abstractmethod
     def has(self, name: BlockName) -> bool:
         """Whether a block can be loaded, or is worth loading. Changes nothing.

@@ -75,8 +75,8 @@ class SharedStorage(KvConnector):
         self._saves.append(BlockTransfer(list(block_ids), self._places(names), key))
 
     def is_saved(self, name: BlockName) -> bool:
-        """See KvConnector.is_saved; all ranks have written it."""
-        return not self._saves_any or all(self._is_there(name, rank) for rank in range(self._num_ranks))
+        """See KvConnector.is_saved."""
+        return not self._saves_any or self._is_whole(name)
 
     def cancel(self, key: int) -> None:
         """See KvConnector.cancel."""
@@ -102,6 +102,10 @@ class SharedStorage(KvConnector):
             return path.stat().st_mtime_ns > self._since
         except OSError:
             return False
+
+    def _is_whole(self, name: BlockName) -> bool:
+        """Whether all ranks have written it."""
+        return all(self._is_there(name, rank) for rank in range(self._num_ranks))
 
     def _places(self, names: Sequence[BlockName]) -> list[bytes]:
         namespace = self._namespace()

@@ -10,7 +10,7 @@ _BUILD = "It is for building vLLM."
 _HARDWARE = "It is for hardware that Quire does not support."
 _THERE_ALONE = "It is an internal switch of vLLM with no counterpart in Quire."
 _COMPILER = "Quire does not use torch.compile."
-_TRANSFER = "Quire exchanges KV blocks through a folder: --kv-transfer-config."
+_TRANSFER = "Quire exchanges KV blocks through a folder or over gRPC: --kv-transfer-config."
 _HARMONY = "Quire does not run tools: clients run their own."
 _RAY = (
     "Plans go to Ray's actors over Quire's own connections, and tensors over NCCL or Gloo; no compiled graph is needed."
