@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from engine_svc.kv_cache.block_name import BlockName
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.connectors.host_tier import HostTier
+from engine_svc.kv_cache.connectors.pulled_storage import PulledStorage, Puller
 from engine_svc.kv_cache.connectors.shared_storage import SharedStorage
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
@@ -78,13 +78,24 @@ class AtOnce(Executor):
         return future
 
 
-def storage(max_gib: float) -> Make:
+class Nobody:
+    """No worker has anything to pull."""
+
+    def pull(self, source: str, namespace: str, names: Sequence[BlockName], seconds: float) -> Future[None]:
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+
+def storage(max_gib: float, puller: Puller | None = None) -> Make:
     def make(memory: list[Any]) -> tuple[KvConnector, BlockStore]:
         folder = tempfile.mkdtemp(dir=FOLDER.name)
-        extra = {"shared_storage_path": folder, "max_gib": max_gib}
-        config = {"kv_connector": "SharedStorageConnector", "kv_connector_extra_config": extra}
-        files = BlockFiles(Path(folder) / "quire-kv", 0, max_gib * 2**30)
-        connector = SharedStorage(CacheOptions(kv_transfer_config=config).transfer(), lambda: "alike")
+        extra = {"shared_storage_path" if puller is None else "local_storage_path": folder, "max_gib": max_gib}
+        name = "SharedStorageConnector" if puller is None else "GrpcConnector"
+        config = CacheOptions(kv_transfer_config={"kv_connector": name, "kv_connector_extra_config": extra}).transfer()
+        files = BlockFiles(config.kv_connector_extra_config.folder, 0, max_gib * 2**30)
+        alike = "alike".__str__
+        connector = SharedStorage(config, alike) if puller is None else PulledStorage(config, alike, puller)
         return connector, StorageStore(ListBlocks(memory), files, AtOnce(), AtOnce())
 
     return make
@@ -94,6 +105,7 @@ FOLDER = tempfile.TemporaryDirectory()
 CONNECTORS: dict[str, Make] = {
     "host": host(60),
     "shared-storage": storage(1),
+    "pulled-storage": storage(1, Nobody()),
     "remote": remote(lambda key: Fare(key % 4)),
 }
 # Connectors that cannot keep, or deliver, everything they are asked for.

@@ -120,6 +120,7 @@ class Record:
     """What the fake has seen, for tests to look at."""
 
     started: list[common_pb2.Generation] = field(default_factory=list)
+    kv_sources: list[str] = field(default_factory=list)  # one for each of `started` in sessions
     handed_over: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -305,6 +306,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             for start in frame.starts:
                 try:
                     self._start(start.stream_id, start.generation, outbox, hands_over=start.hands_over)
+                    self.record.kv_sources.append(start.kv_source)
                 except QuireError as error:
                     _post_error(outbox, start.stream_id, error)
             for stop in frame.stops:

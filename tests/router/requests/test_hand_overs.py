@@ -36,6 +36,8 @@ async def test_long_prompts_begin_at_producers(
     assert not producer.record.finished
     assert len(consumer.record.finished) == 6
     assert all(started.progress for started in consumer.record.started)
+    assert producer.record.kv_sources == [""] * 6
+    assert consumer.record.kv_sources == [producer.address] * 6
     metrics = running.router.dispatcher._metrics
     assert metrics.hand_overs._value.get() == 6
     assert metrics.migrations._value.get() == 0
