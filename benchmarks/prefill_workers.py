@@ -1,9 +1,10 @@
 """What workers for prompts alone spare running streams: `python -m benchmarks.prefill_workers`.
 
-Two engine workers with a thread each, behind a router: once one computes prompts and the other generates
-(--kv-transfer-config), once both do both. Streams run while long prompts arrive one after the other. Prints the gaps
-between tokens of the streams, the time to the first token of the long prompts, and how long their next ones took, which
-includes the hand-over. The forms take turns, because the speed of a shared machine drifts: only ratios count.
+Two engine workers with a thread each, behind a router: one computes prompts and the other generates
+(--kv-transfer-config), which loads the blocks from a folder of both or pulls them over gRPC; or both do both. Streams
+run while long prompts arrive one after the other. Prints the gaps between tokens of the streams, the time to the first
+token of the long prompts, and how long their next ones took, which includes the hand-over. The forms take turns,
+because the speed of a shared machine drifts: only ratios count.
 """
 
 from __future__ import annotations
@@ -32,8 +33,12 @@ _COLUMNS = (
     "workers", "gaps in streams, p50 / p99 / max, ms", "late gaps, and their sum", "TTFT of long prompts, p50 / max, s",
     "longest gap after it, p50 / max, ms", "handed over",
 )  # fmt: skip
-# The role of each worker, by the name of the form; without a role, a worker has no folder.
-_FORMS = {"one for prompts, one that generates": ("kv_producer", "kv_consumer"), "two that do both": ("", "")}
+# How blocks are exchanged, by the name of the form; not at all if both workers do both.
+_FORMS = {
+    "one for prompts, one that generates, a folder": "SharedStorageConnector",
+    "one for prompts, one that generates, gRPC": "GrpcConnector",
+    "two that do both": "",
+}
 
 
 def main() -> None:
@@ -45,28 +50,29 @@ def main() -> None:
           f"{arguments.prompt_tokens}, {arguments.interval} s apart; late is over {_LATE_SECONDS} s.\n")  # fmt: skip
     print(f"| {' | '.join(_COLUMNS)} |\n{'|---' * len(_COLUMNS)}|", flush=True)
     for _ in range(arguments.rounds):
-        for name, roles in _FORMS.items():
-            print(_row(name, *_measure(model, roles, arguments)), flush=True)
+        for name, connector in _FORMS.items():
+            print(_row(name, *_measure(model, connector, arguments)), flush=True)
 
 
-def _measure(
-    model: Path, roles: Sequence[str], arguments: argparse.Namespace
-) -> tuple[list[Answer], list[Answer], int]:
+def _measure(model: Path, connector: str, arguments: argparse.Namespace) -> tuple[list[Answer], list[Answer], int]:
     """One run with new workers: (streams, long prompts, number of the latter that moved)."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
         workers = [
-            worker for role in roles for worker in stack.enter_context(engines(model, 1, _options(role, folder)))
+            worker
+            for role in ("kv_producer", "kv_consumer")
+            for worker in stack.enter_context(engines(model, 1, _options(connector, role, folder)))
         ]
         service = stack.enter_context(router(workers, ()))
         return asyncio.run(_run(service, len(workers), arguments))
 
 
-def _options(role: str, folder: str) -> list[str]:
+def _options(connector: str, role: str, folder: str) -> list[str]:
     options = ["--kv-cache-memory-bytes", "1G", "--max-num-batched-tokens", "512"]
-    if role:
-        extra = {"shared_storage_path": folder}
-        config = {"kv_connector": "SharedStorageConnector", "kv_role": role, "kv_connector_extra_config": extra}
+    if connector:
+        own = {"local_storage_path": f"{folder}/{role}"}
+        extra = own if connector == "GrpcConnector" else {"shared_storage_path": folder}
+        config = {"kv_connector": connector, "kv_role": role, "kv_connector_extra_config": extra}
         options += ["--kv-transfer-config", json.dumps(config)]
     return options
 

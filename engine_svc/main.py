@@ -100,8 +100,7 @@ async def serve(
         StartupError: the port is in use, or the model cannot be served.
     """
     registry = new_registry()
-    puller = open_puller(engine, security)
-    worker = EngineWorker(executor, model, engine, puller)
+    worker = EngineWorker(executor, model, engine, open_puller(engine, security))
     grpc_server = build_server(worker, server, security, registry, tracer)
     await grpc_server.start()
     serve_metrics(registry, server.metrics_host, server.metrics_port)
@@ -121,8 +120,6 @@ async def serve(
             task.cancel()
         await grpc_server.server.stop(grace=0.5)
         await worker.loop.stop()
-        if puller is not None:
-            await puller.close()
 
 
 def build_server(

@@ -70,35 +70,25 @@ class KvPuller:
         self._security = security
         self._ranks = _files(config, num_ranks)
         self._event_loop = asyncio.get_running_loop()
-        self._channels: dict[str, grpc.aio.Channel] = {}
 
     def pull(self, source: str, namespace: str, names: Sequence[BlockName], seconds: float) -> Future[None]:
         """See Puller."""
         return asyncio.run_coroutine_threadsafe(self._pull(source, namespace, names, seconds), self._event_loop)
 
-    async def close(self) -> None:
-        """Closes all connections."""
-        for channel in self._channels.values():
-            await channel.close()
-
     async def _pull(self, source: str, namespace: str, names: Sequence[BlockName], seconds: float) -> None:
         blocks = [engine_pb2.KvBlockName(block_hash=name.block_hash, group=name.group) for name in names]
         request = engine_pb2.PullKvBlocksRequest(fingerprint=namespace, blocks=blocks, num_ranks=len(self._ranks))
-        if source not in self._channels:
-            self._channels[source] = open_channel(source, self._security)
-        channel: grpc.aio.Channel = self._channels[source]
         try:
-            call = engine_pb2_grpc.EngineServiceStub(channel).PullKvBlocks(
-                request, metadata=call_metadata(self._security), timeout=seconds
-            )
-            await self._receive(call, [place_of(namespace, name) for name in names])
+            # A connection for each pull takes milliseconds, and none is left to a worker that is gone.
+            async with open_channel(source, self._security) as channel:
+                call = engine_pb2_grpc.EngineServiceStub(channel).PullKvBlocks(
+                    request, metadata=call_metadata(self._security), timeout=seconds
+                )
+                await self._receive(call, [place_of(namespace, name) for name in names])
         except grpc.aio.AioRpcError as error:
             logger.warning("KV blocks cannot be pulled from worker %s and are computed: %s", source, error.details())
-            if error.code() is grpc.StatusCode.UNAVAILABLE and self._channels.get(source) is channel:
-                del self._channels[source]  # it may be gone for good
-                await channel.close()
         except OSError as error:
-            logger.warning("KV blocks of worker %s cannot be written: %s", source, error)
+            logger.warning("KV blocks of worker %s cannot be written and are computed: %s", source, error)
 
     async def _receive(self, messages: AsyncIterator[engine_pb2.PullKvBlocksResponse], places: Sequence[str]) -> None:
         began_ns = time.time_ns()

@@ -57,11 +57,9 @@ async def producer(tmp_path: Path) -> AsyncIterator[RunningEngine]:
 
 
 @pytest.fixture
-async def puller(tmp_path: Path) -> AsyncIterator[KvPuller]:
+async def puller(tmp_path: Path) -> KvPuller:
     config = CacheOptions(kv_transfer_config=grpc_connector(tmp_path / "consumer", "kv_consumer")).transfer()
-    puller = KvPuller(config, RpcSecurityOptions(), NUM_RANKS)
-    yield puller
-    await puller.close()
+    return KvPuller(config, RpcSecurityOptions(), NUM_RANKS)
 
 
 async def pulled(puller: KvPuller, address: str, namespace: str, *names: BlockName) -> None:
