@@ -39,7 +39,10 @@ async def kv_blocks(
     """
     config = worker.kv_transfer
     if not (config.is_remote and config.saves):
-        raise FailedPrecondition("This worker keeps no KV blocks for others: it is not a producer of GrpcConnector.")
+        raise FailedPrecondition(
+            "This worker keeps no KV blocks for others: start it with --kv-transfer-config, with kv_connector "
+            "GrpcConnector and kv_role kv_producer or kv_both."
+        )
     if request.fingerprint != worker.info.fingerprint:
         raise FailedPrecondition("The KV blocks of this worker are of no use to the caller: it computes differently.")
     if not 1 <= request.num_ranks <= _MOST_RANKS:

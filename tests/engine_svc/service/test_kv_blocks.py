@@ -138,7 +138,7 @@ async def test_bad_calls_are_refused(
 async def test_only_producers_are_asked() -> None:
     async with running_engine() as engine:
         request = engine_pb2.PullKvBlocksRequest(fingerprint=engine.worker.info.fingerprint, num_ranks=1)
-        with pytest.raises(grpc.aio.AioRpcError, match="not a producer of GrpcConnector"):
+        with pytest.raises(grpc.aio.AioRpcError, match="kv_role kv_producer or kv_both"):
             await engine.stub.PullKvBlocks(request, timeout=TIMEOUT).read()
 
 
