@@ -196,10 +196,11 @@ class EngineWorker:
     def _build(self) -> SteppedEngine:
         """Builds the engine. Runs in the engine's thread, as do all calls of the executor."""
         self._options.lora.check()
-        if self.kv_transfer.is_remote and self._executor.spans_machines:
+        spans_machines = self._executor.spans_machines or self._options.parallel.nodes.nnodes > 1
+        if self.kv_transfer.is_remote and spans_machines:
             raise StartupError(
                 "GrpcConnector of --kv-transfer-config keeps KV blocks on the machine of the worker, but its ranks may "
-                "be on others: use --distributed-executor-backend mp, or SharedStorageConnector."
+                "be on others: use --distributed-executor-backend mp without --nnodes, or SharedStorageConnector."
             )
         try:
             folder = weights_folder(self._model, self._options.load)
