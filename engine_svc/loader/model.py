@@ -252,7 +252,7 @@ def _build_ours(
         _check_crossing(config, options)
     stage = None
     if groups.layout.pipeline > 1:
-        if config.borrowed or config.token_inputs:
+        if config.borrowed or config.token_inputs or config.blending:
             raise StartupError(
                 f"--pipeline-parallel-size {groups.layout.pipeline}: layers of {config.architecture} need more from "
                 "earlier layers than hidden states. Use --tensor-parallel-size instead."

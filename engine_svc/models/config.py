@@ -11,6 +11,7 @@ from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.layers.part import Layout
 from engine_svc.models.compression_config import CompressionConfig, StreamsConfig
 from engine_svc.models.latent_config import IndexerConfig, LatentConfig
+from engine_svc.models.pruned_config import Pruned
 from engine_svc.models.recurrent_config import RecurrentConfig
 from engine_svc.ops.base import Activation, LearnedActivation, Scoring
 from quire.errors import StartupError
@@ -41,14 +42,11 @@ NormPlacement = Literal[
 ]  # fmt: skip
 
 
-class Pruned(NamedTuple):
-    """What is left of a layer's attention and of its feed-forward part; matrix: a single one has replaced it."""
+class Blending(NamedTuple):
+    """Residual sums that are mixed with those before an earlier layer (Solar Pro)."""
 
-    attention: Literal["whole", "matrix", "none"]
-    feed_forward: Literal["whole", "matrix", "none"]
-
-
-WHOLE = Pruned("whole", "whole")
+    sources: Mapping[int, int]  # layer before which they are mixed → the earlier layer
+    weight: float  # of the earlier sums; the others have the rest of one
 
 
 class LayerHeads(NamedTuple):
@@ -223,6 +221,7 @@ class ModelConfig(ModelFacts):
     key_values_name: str = ""
     output_bias: bool = False  # of the attention's output projection
     own_sizes: Mapping[int, int] = field(default_factory=dict)  # intermediate_size of layers where it differs
+    blending: Blending | None = None
     pruned: Mapping[int, Pruned] = field(default_factory=dict)  # layers that lack attention or feed-forward
     mlp_bias: bool = False
     mlp_gated: bool = True

@@ -18,7 +18,7 @@ from engine_svc.layers.linear import ColumnParallelLinear, whole_linear
 from engine_svc.layers.norm import NoNorm
 from engine_svc.layers.rotary import rotary_components, rotary_table
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
-from engine_svc.models.config import ModelConfig, Temperature, windowed_rotation
+from engine_svc.models.config import Blending, ModelConfig, Temperature, windowed_rotation
 from engine_svc.models.decoder_layer import DecoderLayer, hidden_norm
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.layer_kinds import create_layer
@@ -172,9 +172,12 @@ class Decoder(torch.nn.Module):
             hidden, step = self._ops.take_rows(hidden, text), replace(step, encoded=embedded.values)
         residual = self._ops.zeros_like(hidden)
         tapped: list[torch.Tensor] = []
+        kept: dict[int, torch.Tensor] = {}
         for (index, layer), cache in zip(self._numbered_layers(), caches, strict=True):
             if images is not None and images.deep is not None:
                 hidden = self._with_features(hidden, index, images.deep_rows, images.deep)
+            if self.config.blending is not None:
+                hidden, residual = self._blended(hidden, residual, index, self.config.blending, kept)
             if index in self._taps:
                 tapped.append(self._sum(hidden, residual))
             if index == self._first_borrowing and output_rows is not None:
@@ -193,6 +196,22 @@ class Decoder(torch.nn.Module):
 
     def _sum(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return self._ops.add(self._ops.add(self._ops.zeros_like(hidden), residual), hidden)
+
+    def _blended(
+        self, hidden: torch.Tensor, residual: torch.Tensor, index: int, blending: Blending,
+        kept: dict[int, torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """The input of a layer, with earlier residual sums mixed in; see Blending.
+
+        Args:
+            kept: the weighted sums by layer, to which this one's are added if a later layer needs them.
+        """
+        if index in blending.sources.values():
+            kept[index] = self._ops.scale(self._sum(hidden, residual), blending.weight)
+        if index not in blending.sources:
+            return hidden, residual
+        mixed = self._ops.scale(self._sum(hidden, residual), 1 - blending.weight)
+        return self._ops.zeros_like(hidden), self._ops.add(mixed, kept[blending.sources[index]])
 
     def _with_features(
         self, hidden: torch.Tensor, index: int, rows: torch.Tensor, features: torch.Tensor

@@ -16,7 +16,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import LayerNorm, RMSNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, CrossCache, LayerCache, StepInputs
 from engine_svc.models.compressed_attention import CompressedAttention
-from engine_svc.models.config import WHOLE, ModelConfig
+from engine_svc.models.config import ModelConfig
 from engine_svc.models.cross_attention import CrossAttention
 from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention, ValueGatedAttention
 from engine_svc.models.gemma4_attention import Gemma4Attention
@@ -24,6 +24,7 @@ from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mlp import MLP, PlainMLP, XieluMLP
 from engine_svc.models.moe import SparseMLP
 from engine_svc.models.narrow_values import NarrowValueAttention
+from engine_svc.models.pruned_config import WHOLE
 from engine_svc.models.recurrent_layers import recurrent_layer
 from engine_svc.models.row_pass import RowPass
 from engine_svc.ops.base import Ops

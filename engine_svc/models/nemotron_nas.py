@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from engine_svc.models import llama
-from engine_svc.models.config import WHOLE, ModelConfig, Pruned
+from engine_svc.models.config import ModelConfig
+from engine_svc.models.pruned_config import WHOLE, Pruned
 from quire.errors import StartupError
 
 _MODULES = {"linear_attn": "linear", "linear_mlp": "linear"}

@@ -138,6 +138,7 @@ FAMILIES: dict[str, RemoteFamily] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
         }, {"layer_norm_eps": "rms_norm_eps"},
     ),
+    "telechat-3": RemoteFamily("TeleChat3ForCausalLM", "llama", _UNTIED),
     "telechat": RemoteFamily(
         "TeleChatForCausalLM", "llama", _WITH_BIAS | {"mlp_bias": True}, _TELECHAT_FIELDS,
         _TELECHAT, _TELECHAT_NAMES, groups=2, packed="kv", absent=_TELECHAT_ABSENT,

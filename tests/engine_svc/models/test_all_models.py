@@ -40,7 +40,7 @@ def test_all_native_ones_are_compared_with_transformers() -> None:
     others = {
         "BaichuanForCausalLM", "BailingMoeV3ForCausalLM", "ChatGLMForConditionalGeneration", "DeciLMForCausalLM",
         "DeepseekV4ForCausalLM", "InternLM3ForCausalLM", "MPTForCausalLM", "MiMoForCausalLM", "MiniMaxM1ForCausalLM",
-        "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM", "RWForCausalLM", "Step3p5ForCausalLM",
+        "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM", "RWForCausalLM", "SolarForCausalLM", "Step3p5ForCausalLM",
         "WhisperForConditionalGeneration",
     }  # fmt: skip
     compared |= {family.architecture for family in REMOTE.values()}

@@ -12,10 +12,14 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from engine_svc.loader.model import build_model
 from engine_svc.models.alibi import alibi_slopes
 from engine_svc.models.registry import config_for
+from engine_svc.parallel.group import ParallelGroups
+from engine_svc.parallel.layout import ParallelLayout
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
+from tests.support.engine_options import engine_options
 from tests.support.exact_answers import check_answers, check_answers_of
 from tests.support.remote_code import FAMILIES, RemoteFamily, write_family
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine
@@ -27,6 +31,11 @@ SAMPLING = replace(GREEDY, max_tokens=ANSWER, logprobs=4)
 SHAPE: dict[str, Any] = {
     "vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 32, "max_position_embeddings": 256,
+}  # fmt: skip
+# The last layer mixes, too, and layer 2 is kept twice.
+SOLAR: dict[str, Any] = {
+    "architectures": ["SolarForCausalLM"], "model_type": "solar", "sliding_window": 8, "bskcn_1": [1, 2],
+    "bskcn_2": [2], "bskcn_3": [3, 5], "bskcn_4": [4], "bskcn_tv": [0.9, 0.8],
 }  # fmt: skip
 
 
@@ -85,6 +94,32 @@ def test_ling_3_as_published(model_folder: ModelFolder, tmp_path: Path) -> None:
         config_for(own | {"use_mla_nope": True})
 
 
+@pytest.mark.parametrize("budget", [512, 16])
+def test_solar(model_folder: ModelFolder, tmp_path: Path, budget: int) -> None:
+    """Transformers' Llama becomes it with hooks that keep and mix what comes to its layers."""
+    same = model_folder("llama", num_hidden_layers=6, tie_word_embeddings=False, initializer_range=0.2)
+    folder = shutil.copytree(same, tmp_path / "model")
+    own = json.loads((folder / "config.json").read_text()) | SOLAR
+    (folder / "config.json").write_text(json.dumps(own))
+    with running_engine(folder, max_num_batched_tokens=budget) as engine:
+        found = run(engine, PROMPTS, SAMPLING)
+    model, kept = copy.deepcopy(load_reference(same)), dict[str, torch.Tensor]()
+
+    def mixed(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        kept.update({name: hidden for name in ("bskcn_1", "bskcn_2") if layer in SOLAR[name]})
+        for name, blended in (("bskcn_1", "bskcn_3"), ("bskcn_2", "bskcn_4")):
+            if layer in SOLAR[blended]:
+                hidden = 0.8 * kept[name] + 0.2 * hidden
+        return hidden
+
+    for index, layer in enumerate(model.model.layers):
+        layer.register_forward_pre_hook(lambda _, args, index=index: (mixed(index, args[0]), *args[1:]))
+    check_answers_of(model, PROMPTS, found, ANSWER)
+    stages = ParallelGroups(ParallelLayout(pipeline=2), 0)
+    with pytest.raises(StartupError, match="--pipeline-parallel-size 2: layers of SolarForCausalLM need more"):
+        build_model(folder, engine_options(pipeline_parallel_size=2), stages, torch.device("cpu"))
+
+
 class ClampedSilu(torch.nn.Module):
     """In place of an activation of Transformers, which multiplies its result with the other half."""
 
@@ -129,6 +164,8 @@ def test_k_exaone_2(model_folder: ModelFolder, tmp_path: Path) -> None:
         ("ChatGLMModel", {}, "ChatGLM 1 is not supported"),
         ("ChatGLMModel", {"multi_query_attention": True, "rmsnorm": False}, "rmsnorm False; supported is True"),
         ("MiniCPMForCausalLM", {"sparse_config": {"topk": 64}}, "sparse_config .* --hf-overrides"),
+        ("SolarForCausalLM", SOLAR | {"bskcn_4": [3]}, r"layer 3 in bskcn_4"),
+        ("SolarForCausalLM", SOLAR | {"bskcn_1": [4]}, r"layer 3 in bskcn_3"),
         ("LlamaForCausalLM", {"sliding_windows": [0, 16, 32]}, "lists of windows are not supported for Llama"),
     ],
 )

@@ -34,7 +34,8 @@ Which of the text-generation architectures of Transformers {version} run here, a
 Models whose images, videos or audio Quire reads are in [media.md](media.md). Other models that take images or sound as
 well as text run as their language model alone, if Transformers has that as a separate model. The code of a checkpoint
 is never run. Of the models that exist only as such code, the native ones below run (InternLM 2, ChatGLM 3, Baichuan,
-MiniCPM, Llama Nemotron, TeleChat 2 and others), and all others are refused (Phi-3 Small, the first Qwen).
+MiniCPM, Llama Nemotron, TeleChat and others), and all others are refused (Phi-3 Small, the first Qwen). Llama Nemotron,
+TeleChat and Solar Pro were tried with tiny models only, not with published weights.
 
 Encoders, rerankers and reward models, which generate nothing, are described in [pooling.md](pooling.md).
 
@@ -69,7 +70,10 @@ quire serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8 --enable-expe
 
 **Pruned layers** (Llama Nemotron Super and Ultra): the parts and sizes of each layer are read from `block_configs`. A
 layer without attention takes no room in the KV cache. Layers that differ in their numbers of key-value heads (Llama
-Nemotron 51B) are refused. The weights of the published models could not be tried.
+Nemotron 51B) are refused.
+
+**Sums of earlier layers** (Solar Pro Preview) are mixed into those of later ones, so `--pipeline-parallel-size` is
+refused.
 
 The tests run a tiny random model of each type, longer than its windows and in chunks, and compare its tokens with those
 of Transformers, or of a model there that computes the same. `make models` makes this page from the result.
