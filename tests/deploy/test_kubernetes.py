@@ -151,11 +151,15 @@ def test_a_worker_over_nodes_has_a_rank_for_each_of_their_gpus() -> None:
 
 
 def test_one_deployment_saves_the_blocks_that_the_other_one_loads() -> None:
+    """And keeps them where it has room for them."""
     engines = [arguments for name, arguments in commands("prefill-decode") if name == "engine"]
     roles = {each.removeprefix("--kv-transfer-config.kv_role=") for arguments in engines for each in arguments}
     assert roles >= {"kv_producer", "kv_consumer"}
-    paths = {each for arguments in engines for each in arguments if "shared_storage_path" in each}
-    assert len(engines) == 2 and len(paths) == 1
+    extra = "--kv-transfer-config.kv_connector_extra_config."
+    for arguments in engines:
+        assert "--kv-transfer-config.kv_connector=GrpcConnector" in arguments
+        assert {f"{extra}local_storage_path=/dev/shm", f"{extra}max_gib=32"} <= {*arguments}
+    assert len(engines) == 2
 
 
 def test_every_engine_is_scaled_and_no_faster_down_than_it_drains() -> None:
