@@ -72,6 +72,8 @@ class SleepingModel(Generic[Model]):
             return
         try:
             self._restore(command)
+        except StartupError as error:
+            failure = str(error)
         except (MemoryError, torch.OutOfMemoryError) as error:
             failure = f"Not enough memory: {error}"
         else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 
 from engine_svc.upkeep import StartProfile
@@ -164,6 +165,14 @@ async def test_weights_of_another_form_change_nothing(tmp_path: Path) -> None:
         assert (type(error), error.parameter) == (InvalidRequest, "model_path")
         assert "hidden_size is 64, but 32. Nothing has changed" in error.message
         assert engine.worker.load_now().status == before.status
+
+
+async def test_ranks_that_need_each_others_experts_keep_their_weights(tmp_path: Path) -> None:
+    executor = FakeExecutor()
+    executor.spec = msgspec.structs.replace(executor.spec, lockstep_ranks=2)
+    async with running_engine(executor) as engine:
+        assert "share experts" in (await refused(engine, update_weights=weights_update(tmp_path))).message
+        assert not executor.asked
 
 
 async def test_those_that_do_not_stay_end_with_what_they_have() -> None:

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from quire.errors import InvalidRequest
 from quire.options.model import ModelOptions
+from quire.sleep import Leaving
 from quire.v1 import common_pb2, engine_pb2
 from tests.support.engine_server import RunningEngine, running_engine
 
@@ -137,6 +139,12 @@ async def test_it_generates_nothing(engine: RunningEngine) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="served with --runner pooling") as caught:
         await engine.stub.Generate(request).read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_its_weights_are_not_replaced(engine: RunningEngine, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="served for pooling cannot be replaced"):
+        await engine.worker.update_weights(str(tmp_path), "", Leaving.KEEP, 0.0)
+    assert not engine.worker.load_now().status.is_paused
 
 
 async def test_a_session_has_heartbeats(engine: RunningEngine) -> None:

@@ -11,11 +11,13 @@ import pytest
 import pytest_asyncio
 
 from engine_svc.upkeep import RestoreWeights
+from gateway.services.fleet import Fleet
 from tests.gateway.admin.test_admin import PROMPT, complete, started
 from tests.support.admin_stack import AdminStack, running_admin_stack
 from tests.support.engine_client import expected
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 from tests.support.plans import sampling_plan
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -39,6 +41,11 @@ async def test_new_weights(stack: AdminStack, tmp_path: Path) -> None:
     assert await asyncio.gather(*tasks) == ["length"] * 4  # by default they are waited for
     assert all(tokens == expected(PROMPT, 60) for tokens in found)
     assert (await stack.ask("/get_weight_version", method="GET"))["weight_version"] == "step-7"
+    made = {engine.worker.info.fingerprint for engine in stack.engines}
+    fleet = stack.gateway.context.fleet
+    await eventually(
+        lambda: {each.model_info.fingerprint for each in fleet.workers} == made, "routers do not learn of it"
+    )
     for address in stack.workers:
         await stack.ask("/drain", params={"worker": address})
         wanted = expected_tokens(PROMPT, 6, 1000, sampling_plan(temperature=0.0), str(tmp_path))
@@ -78,6 +85,15 @@ async def test_updates_that_are_not_possible_name_the_field(stack: AdminStack, f
     refused = await stack.ask("/update_weights_from_disk", 400, json={"model_path": "/new", field: value})
     assert refused["error"]["param"] == field
     assert await stack.ask("/get_weight_version", method="GET") == before
+
+
+async def test_with_several_models_the_workers_are_named(stack: AdminStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    views = stack.gateway.context.fleet.views
+    views[0].models = ["another"]
+    monkeypatch.setattr(Fleet, "views", views)
+    refused = await stack.ask("/update_weights_from_disk", 400, json={"model_path": "/new"})
+    assert (refused["error"]["param"], "2 different models" in refused["error"]["message"]) == ("worker", True)
+    await stack.ask("/update_weights_from_disk", json={"model_path": "/new"}, params={"worker": stack.workers})
 
 
 async def test_weights_that_do_not_fit_or_load_name_the_worker(stack: AdminStack, tmp_path: Path) -> None:
