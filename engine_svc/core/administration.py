@@ -136,8 +136,7 @@ class Administration:
         Raises:
             InvalidRequest: the weights in a folder cannot replace the served ones.
         """
-        if answers := await self._exclusively(lambda engine: engine.upkeep(CheckWeights(folder))):
-            raise InvalidRequest(f"{answers[0]}. Nothing has changed.", parameter="model_path")
+        await self._exclusively(lambda engine: self._check_weights(engine, folder))
 
     async def update_weights(
         self, folder: str, leaving: Leaving, wait_seconds: float, replaced: Callable[[], None]
@@ -150,12 +149,14 @@ class Administration:
             replaced: called in the engine's thread.
 
         Raises:
+            InvalidRequest: see `check_weights`.
             DeadlineExceeded: the requests have not ended in time; nothing is changed.
             Conflict: the engine was resumed while they were waited for.
             FailedPrecondition, Unavailable: see Rest.replace_weights.
         """
 
         def act(engine: SteppedEngine) -> None:
+            self._check_weights(engine, folder)  # it may have been deleted while requests were waited for
             self._leave(engine, leaving)
             engine.rest.replace_weights(folder, replaced)
 
@@ -207,6 +208,11 @@ class Administration:
         files = await self._exclusively(lambda engine: engine.upkeep(StopProfile()))
         self._is_profiling = False
         return files
+
+    @staticmethod
+    def _check_weights(engine: SteppedEngine, folder: str) -> None:
+        if answers := engine.upkeep(CheckWeights(folder)):
+            raise InvalidRequest(f"{answers[0]}. Nothing has changed.", parameter="model_path")
 
     @staticmethod
     def _leave(engine: SteppedEngine, leaving: Leaving) -> None:

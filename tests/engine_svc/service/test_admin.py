@@ -167,6 +167,19 @@ async def test_weights_of_another_form_change_nothing(tmp_path: Path) -> None:
         assert engine.worker.load_now().status == before.status
 
 
+async def test_weights_that_vanish_while_requests_are_waited_for_change_nothing(tmp_path: Path) -> None:
+    executor = FakeExecutor(verify=True, step_seconds=0.002)
+    async with running_engine(executor) as engine:
+        running = start(engine, 100)
+        await runs(engine)
+        updating = asyncio.create_task(refused(engine, update_weights=weights_update(tmp_path, WAIT)))
+        await eventually(lambda: engine.worker.loop.refusal is not None, "new requests are not refused")
+        executor.why_not = "it is gone"
+        assert isinstance(await updating, InvalidRequest)
+        assert tokens(await running) == expected(PROMPT, 100)
+        assert (await ask(engine)).status == common_pb2.EngineStatus()
+
+
 async def test_ranks_that_need_each_others_experts_keep_their_weights(tmp_path: Path) -> None:
     executor = FakeExecutor()
     executor.spec = msgspec.structs.replace(executor.spec, lockstep_ranks=2)
