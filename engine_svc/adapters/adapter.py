@@ -24,6 +24,7 @@ class Adapter:
     key: int  # identifies this load of the adapter; never reused
     folder: str  # the resolved path
     stamps: Stamps = ()  # (inode, size, mtime) of its files when they were checked
+    is_default: bool = False
 
     def has_changed(self) -> bool:
         """Whether its files have changed since they were checked, so that their contents do not match the revision."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from engine_svc.adapters.adapter import Adapter, read_adapter
@@ -127,8 +128,9 @@ class AdapterRegistry:
             )
 
     def _read(self, name: str, path: str, base_model_name: str, folder: Path) -> Adapter:
-        key = next(self._keys)
-        return read_adapter(name, path, base_model_name, key, folder, self._options.max_lora_rank, self._modules)
+        key, most = next(self._keys), self._options.max_lora_rank
+        adapter = read_adapter(name, path, base_model_name, key, folder, most, self._modules)
+        return replace(adapter, is_default=name in self._options.default_mm_loras)
 
     def _allowed_folder(self, path: str) -> Path:
         """Resolves a path relative to the allowed folder; the folder and its files must be within that."""

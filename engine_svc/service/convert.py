@@ -173,6 +173,7 @@ def from_adapter(adapter: Adapter) -> common_pb2.AdapterInfo:
         revision=adapter.revision,
         rank=adapter.rank,
         base_model_name=adapter.base_model_name,
+        is_default=adapter.is_default,
     )
 
 

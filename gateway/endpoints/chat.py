@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,7 +30,7 @@ from gateway.requests.constraint import NamedConstraint, constraint_of
 from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.field_names import told_as
 from gateway.requests.generation_request import GenerationRequest
-from gateway.requests.messages import template_messages, texts_of
+from gateway.requests.messages import media_kinds, template_messages, texts_of
 from gateway.requests.served_model import ServedModel
 from gateway.requests.template_variables import switch_of, template_variables
 from gateway.requests.tools import ToolUse, tool_use
@@ -117,6 +118,9 @@ async def _prepare(
     context = context_of(request)
     context.require_tokenizer("A chat", "messages")
     model = context.fleet.model(body.model, GENERATE)
+    if adapter := model.default_adapter(lambda: media_kinds([each for some in conversations for each in some])):
+        body = msgspec.structs.replace(body, model=adapter)
+        model = context.fleet.model(adapter, GENERATE)
     check(body, model)
     check_media_settings(body, are_trusted=context.options.media.trust_request_mm_kwargs)
     check_choices(len(conversations), body.num_sequences, context.options.max_choices_per_request)

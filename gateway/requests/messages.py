@@ -49,6 +49,13 @@ class PlacedPart(dict[str, Any]):
         self.place = place
 
 
+def media_kinds(messages: Sequence[Mapping[str, Any]]) -> set[MediaKind]:
+    """The kinds of media in messages, which need not be valid."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict))
+    return {kind for part in parts if (kind := _kind(part.get("type"))) is not None}
+
+
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> TemplateMessages:
     """Converts messages: content parts become text, image, video and audio parts, and tool call arguments are
     parsed.
@@ -114,9 +121,8 @@ def _part(part: Any, place: str, media: list[MediaUrl]) -> dict[str, str]:
         return {"type": "text", "text": part}
     place = part.place if isinstance(part, PlacedPart) else place
     name = part.get("type") if isinstance(part, dict) else None
-    if isinstance(name, str) and (name in _URLS or name == _AUDIO):
-        kind = _URLS.get(name, MediaKind.AUDIO)
-        url = _audio(part.get(name), place) if name == _AUDIO else _url(part.get(name), name, place)
+    if (kind := _kind(name)) is not None:
+        url = _audio(part.get(name), place) if name == _AUDIO else _url(part.get(name), str(name), place)
         media.append(MediaUrl(url, place, kind))
         return {"type": kind.value}
     given = part.get(name) if name in ("text", "refusal") else None
@@ -126,6 +132,11 @@ def _part(part: Any, place: str, media: list[MediaUrl]) -> dict[str, str]:
         f"{place} is of type {str(name)[:50]!r}; supported are text, {', '.join(_URLS)} and {_AUDIO}.",
         parameter="messages",
     )
+
+
+def _kind(name: object) -> MediaKind | None:
+    """What a part of this type is, if it is no text."""
+    return MediaKind.AUDIO if name == _AUDIO else _URLS.get(name) if isinstance(name, str) else None
 
 
 def _url(given: Any, name: str, place: str) -> str:

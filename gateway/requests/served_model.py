@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from quire.media import MediaKind
@@ -18,6 +18,7 @@ class Adapter:
     path: str  # its folder, on the workers
     revision: str  # identifies its weights
     base_model_name: str = ""  # as given when loading; empty means the model it is served on
+    is_default: bool = False  # for conversations with media of the kind that is its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,16 @@ class ServedModel:
     def revision(self) -> str:
         """Revision of the adapter; empty for the model itself."""
         return self.adapter.revision if self.adapter else ""
+
+    def default_adapter(self, kinds: Callable[[], Collection[MediaKind]]) -> str | None:
+        """Name of the adapter for a conversation with media; None if there is none, or one for each of several kinds.
+
+        Args:
+            kinds: returns what the conversation contains. Called only if there are such adapters.
+        """
+        names = {adapter.name for adapter in self.adapters if adapter.is_default}
+        found = names.intersection(kinds()) if names else set()
+        return found.pop() if len(found) == 1 else None
 
     def by_name(self) -> Iterator[tuple[str, ServedModel]]:
         """Yields all names with their models: its own names, and its adapters'."""

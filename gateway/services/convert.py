@@ -50,9 +50,13 @@ def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
         tuple(info.served_model_names), info.model, info.max_model_len, info.vocab_size, info.block_size,
         info.max_logprobs, to_sampling(info.default_sampling), tuple(info.eos_token_ids), info.prompt_embeds_size,
         info.accepts_images, info.accepts_videos, info.accepts_audio, info.architecture,
-        tuple(Adapter(each.name, each.path, each.revision, each.base_model_name) for each in info.adapters),
+        tuple(map(_adapter, info.adapters)),
         runner=info.runner or GENERATE, pooling=_pooling_model(info.pooling) if info.HasField("pooling") else None,
     )  # fmt: skip
+
+
+def _adapter(info: common_pb2.AdapterInfo) -> Adapter:
+    return Adapter(info.name, info.path, info.revision, info.base_model_name, info.is_default)
 
 
 def _pooling_model(info: common_pb2.PoolingInfo) -> PoolingModel:

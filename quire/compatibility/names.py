@@ -116,7 +116,7 @@ _TESTS = {
         "port root-path ssl-ca-certs ssl-cert-reqs ssl-certfile ssl-keyfile kv-cache-memory-bytes"
     ),
     "tests/integration/test_token_ids_only.py": "enable-prompt-tokens-details enable-prompt-embeds skip-tokenizer-init",
-    "tests/quire/options/test_lora.py": "lora-modules max-cpu-loras",
+    "tests/quire/options/test_lora.py": "default-mm-loras lora-modules max-cpu-loras",
     "tests/quire/options/test_multimodal.py": "media-io-kwargs",
     "tests/quire/options/test_options.py": "hf-token override-generation-config",
     "tests/quire/options/test_speculative.py": "num-lookahead-slots speculative-config",

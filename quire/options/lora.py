@@ -30,6 +30,14 @@ class LoraModule(msgspec.Struct, frozen=True):
     base_model_name: str | None = None  # base reported for it; None means the served model
 
 
+class DefaultMediaAdapters(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Folders of adapters for conversations with media of a kind."""
+
+    image: str | None = None
+    video: str | None = None
+    audio: str | None = None
+
+
 def runtime_updating_option() -> Any:
     """An option shared by the gateway, which has the routes, and the engine, which carries them out."""
     return option(
@@ -64,6 +72,11 @@ class LoraOptions:
     max_cpu_loras: int | None = option(
         None, "Number of adapters kept in host memory, including those on the device; at least --max-loras, which is "
         "the default. Other adapters are read again when they are requested.", minimum=1,
+    )  # fmt: skip
+    default_mm_loras: dict[str, Any] = option(
+        {}, 'Folders of adapters for conversations with images, videos or audio, as JSON, such as {"audio": PATH}. '
+        "They are served under the names image, video and audio. A chat that asks for the base model and contains one "
+        "of these kinds is answered with its adapter.", schema=DefaultMediaAdapters,
     )  # fmt: skip
     lora_dtype: str = option(
         "auto", "Data type of the adapters' weights; auto takes the model's.", choices=LORA_DTYPES, affects_output=True
@@ -106,15 +119,19 @@ class LoraOptions:
             )
 
     def modules(self) -> list[LoraModule]:
-        """The adapters to serve from the start.
+        """The adapters to serve from the start, with those for kinds of media.
 
         Raises:
             StartupError: one is malformed, or two have the same name.
         """
         found = [module for text in self.lora_modules for module in _modules(text)]
+        found += [LoraModule(kind, path) for kind, path in self.default_mm_loras.items() if path]
         names = [module.name for module in found]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise StartupError(f"--lora-modules has two adapters named {min(twice)!r}. Give each a name of its own.")
+            raise StartupError(
+                f"--lora-modules (and --default-mm-loras) have two adapters named {min(twice)!r}. Give each a name of "
+                "its own."
+            )
         if len(found) > MAX_ADAPTERS:
             raise StartupError(f"--lora-modules has {len(found)} adapters; at most {MAX_ADAPTERS} are served.")
         return found

@@ -504,18 +504,20 @@ class PoolingInfo(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[PoolingTask, str]]] = ..., embedding_size: _Optional[int] = ..., token_embedding_size: _Optional[int] = ..., is_matryoshka: _Optional[bool] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., num_labels: _Optional[int] = ..., label_names: _Optional[_Iterable[str]] = ..., is_cross_encoder: _Optional[bool] = ..., is_late_interaction: _Optional[bool] = ..., type_vocab_size: _Optional[int] = ..., pooling_type: _Optional[str] = ..., normalize: _Optional[bool] = ..., use_activation: _Optional[bool] = ..., max_inputs: _Optional[int] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ...) -> None: ...
 
 class AdapterInfo(_message.Message):
-    __slots__ = ("name", "path", "revision", "rank", "base_model_name")
+    __slots__ = ("name", "path", "revision", "rank", "base_model_name", "is_default")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    IS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     revision: str
     rank: int
     base_model_name: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., revision: _Optional[str] = ..., rank: _Optional[int] = ..., base_model_name: _Optional[str] = ...) -> None: ...
+    is_default: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., revision: _Optional[str] = ..., rank: _Optional[int] = ..., base_model_name: _Optional[str] = ..., is_default: _Optional[bool] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("running_sequences", "waiting_requests", "used_kv_blocks", "total_kv_blocks", "waiting_prefill_tokens", "step", "busy", "counters", "swapped_sequences", "used_host_blocks", "total_host_blocks", "adapters_version", "adapters", "status")

@@ -281,10 +281,6 @@ _MULTIMODAL: Mapping[str, Answer] = {
         "at the start.",
         switch=True,
     ),
-    "default-mm-loras": refused(
-        "Serve the adapter with --lora-modules NAME=PATH, and name it as the model of requests with images, videos or "
-        "audio."
-    ),
 }
 
 _ADAPTERS_OF_ALL_KINDS: Mapping[str, Answer] = {

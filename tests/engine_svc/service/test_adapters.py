@@ -101,6 +101,16 @@ async def test_adapters_of_the_options_are_asked_for_by_name(tmp_path: Path) -> 
         assert "--allow-runtime-lora-updating" in error.message
 
 
+async def test_an_adapter_for_images_is_told_as_such(tmp_path: Path) -> None:
+    folder = adapter_folder(tmp_path / "a")
+    more = {"default_mm_loras": {"image": folder}, "lora_modules": (f"a={folder}",)}
+    async with running_engine(fake_executor(), **options(tmp_path, **more)) as engine:
+        assert {name: each.is_default for name, each in (await served(engine)).items()} == {"a": False, "image": True}
+        assert (await load(engine, "image", "a", in_place=True)).is_default
+        assert not (await load(engine, "audio", "a")).is_default
+        assert await tokens(engine, "image") == wanted(folder)
+
+
 async def test_adapters_come_and_go_while_the_engine_runs(tmp_path: Path) -> None:
     a, b = adapter_folder(tmp_path / "a"), adapter_folder(tmp_path / "b", seed=1)
     async with running_engine(fake_executor(), **options(tmp_path)) as engine:

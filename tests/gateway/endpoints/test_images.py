@@ -21,6 +21,7 @@ from quire.v1 import common_pb2
 from tests.support.fake_engine import FakeOptions
 from tests.support.gateway_stack import Gateway, GatewayStack, gateway_before, running_gateway
 from tests.support.vision_models import make_vision_model, png_bytes, random_image, reference_processor
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -114,6 +115,30 @@ def same(one: common_pb2.Generation, other: common_pb2.Generation) -> bool:
     return (one.prompt_token_ids, one.prompt_block_keys, list(one.images)) == (
         other.prompt_token_ids, other.prompt_block_keys, list(other.images),
     )  # fmt: skip
+
+
+async def test_an_adapter_may_be_for_images(stack: Stack) -> None:
+    engine, models = stack.gateway.engine, stack.gateway.context.fleet
+    for name, is_default in (("image", True), ("video", True), ("other", False)):
+        engine.adapters[name] = common_pb2.AdapterInfo(name=name, path="/x", revision=name * 8, is_default=is_default)
+    engine.adapters_version += 1
+    await eventually(lambda: "image" in models.models, "the adapters are not known")
+    try:
+        generation = await stack.generation("/v1/chat/completions", {"messages": asked("What is it?")})
+        assert generation.model == "fake"
+        answer = await stack.post("/v1/chat/completions", CHAT | {"messages": MESSAGES})
+        assert (answer["model"], stack.started[-1].model) == ("image", "image")
+        contents = contents_of(to_images(stack.started[-1].images))
+        tokens = list(stack.started[-1].prompt_token_ids)
+        assert list(stack.started[-1].prompt_block_keys) == block_keys(
+            tokens, BLOCK, contents=contents, adapter="image" * 8
+        )
+        named = await stack.generation("/v1/chat/completions", {"model": "other", "messages": MESSAGES})
+        assert named.model == "other"
+    finally:
+        engine.adapters.clear()
+        engine.adapters_version += 1
+        await eventually(lambda: "image" not in models.models, "the adapters stay")
 
 
 async def test_what_the_engine_receives(stack: Stack) -> None:

@@ -64,8 +64,21 @@ def test_modules_come_from_the_environment_and_from_a_file(tmp_path: Path) -> No
     assert lora.modules() == wanted
 
 
+def test_defaults_of_kinds_of_media_are_served_under_their_names() -> None:
+    lora, _ = parse("--enable-lora", "--default-mm-loras", '{"audio": "/y", "image": "/x"}', "--lora-modules", "a=/x")
+    lora.check()
+    assert lora.modules() == [LoraModule("a", "/x"), LoraModule("audio", "/y"), LoraModule("image", "/x")]
+    with pytest.raises(StartupError, match="two adapters named 'audio'"):
+        LoraOptions(default_mm_loras={"audio": "/y"}, lora_modules=("audio=/x",)).modules()
+    with pytest.raises(StartupError, match="--default-mm-loras has no effect without --enable-lora"):
+        LoraOptions(default_mm_loras={"audio": "/y"}).check()
+
+
 def test_another_process_gets_the_same_options() -> None:
-    lora, _ = parse("--enable-lora", "--max-loras", "4", "--lora-modules", "a=/x", json.dumps([ONE]))
+    media = json.dumps({"audio": "/y"})
+    lora, _ = parse(
+        "--enable-lora", "--max-loras", "4", "--default-mm-loras", media, "--lora-modules", "a=/x", json.dumps([ONE])
+    )
     arguments, environment = to_arguments(lora)
     assert (parse(*arguments)[0], environment) == (lora, {})
 
