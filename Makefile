@@ -25,7 +25,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 
 # Tests spend half of their time waiting for processes and timers: run two per core, or one per core if there are many.
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --durations 25 --durations-min 10
 
 .PHONY: serve test test-fast test-slow test-lm-eval test-arm test-emulated-gpu clients lint format protos docs models bench bench-compare bench-client bench-quantization bench-gpu check-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
 
