@@ -113,6 +113,7 @@ class AttentionOptions:
     # float32 [heads that the backend attends with, including those of other ranks]: how much a score, after scaling and
     # capping, is lowered for each position between its query and its key (ALiBi, Press et al. 2021).
     slopes: torch.Tensor | None = None
+    kind: int = 0  # of the layer's heads, where layers differ in them: see MixedBackend
 
     def first_seen(self, position: _Position) -> _Position:
         """The first position that a query at `position` sees; may be negative."""

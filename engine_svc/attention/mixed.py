@@ -1,6 +1,7 @@
-"""Attention of models whose layers with a sliding window have other heads than the rest (Gemma 4, MiMo V2, Step 3.5).
+"""Attention of models whose layers differ in their heads: those with a sliding window have others than the rest
+(Gemma 4, MiMo V2, Step 3.5), or single ones have (Llama Nemotron).
 
-Each kind of layer has a backend of its own. Both carve their layers' caches out of the same memory, whose rows are a
+Each kind of layer has a backend of its own. All carve their layers' caches out of the same memory, whose rows are a
 common multiple of theirs: where one kind's heads take half the room, two of its layers share the memory of one of the
 other kind. So a block of the pool serves any group of layers.
 """
@@ -8,10 +9,9 @@ other kind. So a block of the pool serves any group of layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,33 +27,27 @@ from engine_svc.attention.base import (
 from engine_svc.attention.rotation import Rotation
 
 
-class Kinds(NamedTuple):
-    """The backends of layers without and with a window."""
-
-    whole: AttentionBackend
-    windowed: AttentionBackend
-
-
 class MixedBackend(AttentionBackend):
     """Leaves each layer's attention to the backend for its heads."""
 
-    def __init__(self, kinds: Kinds, has_window: Callable[[int], bool]) -> None:
+    def __init__(self, kinds: Sequence[AttentionBackend], kind_of: Mapping[int, int]) -> None:
         """
         Args:
-            kinds: two backends of the same class.
-            has_window: whether a layer has a window.
+            kinds: backends of the same class, numbered as in AttentionOptions.
+            kind_of: the kind of each layer.
         """
-        super().__init__(kinds.whole.shape, kinds.whole.kernels)
-        self._kinds, self._has_window = kinds, has_window
+        self._first = first = kinds[0]
+        super().__init__(first.shape, first.kernels)
+        self._kinds, self._kind_of = kinds, kind_of
         self._row = math.lcm(*(each.shape.row for each in kinds))
-        self.name = kinds.whole.name
-        self.block_dimension = kinds.whole.block_dimension
-        self.query_lens, self.records_calls = kinds.whole.query_lens, kinds.whole.records_calls
+        self.name = first.name
+        self.block_dimension = first.block_dimension
+        self.query_lens, self.records_calls = first.query_lens, first.records_calls
 
     @property
     def tails(self) -> tuple[tuple[int, int], ...]:
         """See AttentionBackend.tails."""
-        return tuple(dict.fromkeys(self._kinds.whole.tails + self._kinds.windowed.tails))
+        return tuple(dict.fromkeys(tail for each in self._kinds for tail in each.tails))
 
     @property
     def batch_invariant(self) -> bool:
@@ -62,7 +56,7 @@ class MixedBackend(AttentionBackend):
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
         """See AttentionBackend.allocate; this is the memory, see `caches_of`."""
-        return self._kinds.whole.allocate_memory(num_blocks, num_layers, self._row)
+        return self._first.allocate_memory(num_blocks, num_layers, self._row)
 
     def layers_per_cache(self, layer: int) -> int:
         """See AttentionBackend.layers_per_cache."""
@@ -76,11 +70,11 @@ class MixedBackend(AttentionBackend):
         return [kind.carve(caches[index // count], index % count) for index in range(len(layers))]
 
     def _of_layer(self, layer: int) -> AttentionBackend:
-        return self._kinds.windowed if self._has_window(layer) else self._kinds.whole
+        return self._kinds[self._kind_of[layer]]
 
     def bytes_per_block(self, num_layers: int) -> int:
         """See AttentionBackend.bytes_per_block."""
-        own = self._kinds.whole
+        own = self._first
         return own.bytes_per_block(num_layers) // own.shape.row * self._row
 
     def most_positions(self, sequences: int, query_len: int = 1) -> int:
@@ -105,12 +99,12 @@ class MixedBackend(AttentionBackend):
 
     def prepare_for(self, layers: Sequence[int], metadata: AttentionMetadata) -> Prepared:
         """See AttentionBackend.prepare_for."""
-        kind = self._of_layer(layers[0])
+        kind = self._kind_of[layers[0]]
         if metadata.plan is not None:
             sequences, tokens = len(metadata.seq_lens_host), len(metadata.slot_mapping)
             plans = metadata.plan.split([each.plan_size(sequences, tokens) for each in self._kinds])
-            metadata = replace(metadata, plan=plans[self._kinds.index(kind)])
-        return kind.prepare(metadata)
+            metadata = replace(metadata, plan=plans[kind])
+        return self._kinds[kind].prepare(metadata)
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """
@@ -120,7 +114,7 @@ class MixedBackend(AttentionBackend):
         raise TypeError("layers with different heads are prepared separately")
 
     def _of(self, options: AttentionOptions) -> AttentionBackend:
-        return self._kinds.whole if options.sliding_window is None else self._kinds.windowed
+        return self._kinds[options.kind]
 
     def forward(
         self,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from engine_svc.attention.base import AttentionShape
+from engine_svc.attention.base import AttentionBackend, AttentionShape
 from engine_svc.attention.context import ContextPart
+from engine_svc.attention.mixed import MixedBackend
 from engine_svc.layers.linear import qkv_parts
-from engine_svc.models.config import LayerHeads, ModelConfig, layer_heads
+from engine_svc.models.attention_heads import kinds_of_heads, layer_heads
+from engine_svc.models.config import LayerHeads, ModelConfig
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from quire.errors import StartupError
 from quire.options.cache import KV_CACHE_DTYPES
@@ -23,19 +26,32 @@ _CACHE_DTYPES = registry("--kv-cache-dtype", KV_CACHE_DTYPES, {
 })  # fmt: skip
 
 
-def attention_shape(
-    config: ModelConfig, options: EngineOptions, groups: ParallelGroups, dtype: torch.dtype, device: torch.device,
-    heads: LayerHeads | None = None,
-) -> AttentionShape:  # fmt: skip
-    """The shape for one of Quire's own models.
+def backend_for_layers(config: ModelConfig, create: Callable[[LayerHeads], AttentionBackend]) -> AttentionBackend:
+    """The backend for all layers, which has parts of its own for each kind if these differ in their heads.
 
     Args:
-        heads: of the layers; None means those of layers without a window.
+        create: makes a backend for layers with the same heads.
+    """
+    kinds = kinds_of_heads(config)
+    first, *others = map(create, kinds)
+    if not others:
+        return first
+    attending = filter(config.attends, range(config.num_layers))
+    return MixedBackend([first, *others], {layer: kinds.index(layer_heads(config, layer)) for layer in attending})
+
+
+def attention_shape(
+    config: ModelConfig, options: EngineOptions, groups: ParallelGroups, dtype: torch.dtype, device: torch.device,
+    heads: LayerHeads,
+) -> AttentionShape:  # fmt: skip
+    """The shape for layers of one of Quire's own models.
+
+    Args:
+        heads: of the layers.
 
     Raises:
         StartupError: the ranks cannot share contexts as asked.
     """
-    heads = heads or layer_heads(config, None)
     shape = plain_shape(_heads(config, groups.tensor, heads), options, dtype, device)
     shape = replace(shape, batch_invariant=options.kernels.batch_invariant is True)
     if latent := config.latent:

@@ -14,7 +14,7 @@ from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.heads import load_eagle
 from engine_svc.loader.model import BuiltModel, LoadedModel, load_model
 from engine_svc.loader.multi_token import load_multi_token
-from engine_svc.models.config import has_one_kind_of_cache
+from engine_svc.models.attention_heads import has_one_kind_of_cache
 from engine_svc.models.draft import Draft, DraftDecoder
 from engine_svc.models.registry import is_ours
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups

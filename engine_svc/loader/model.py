@@ -16,13 +16,12 @@ import torch
 from engine_svc.attention.base import AttentionBackend
 from engine_svc.attention.chosen import ChosenAttention
 from engine_svc.attention.context import SharedContext
-from engine_svc.attention.mixed import Kinds, MixedBackend
 from engine_svc.attention.registry import create_backend
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext, PresentRows
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.layers.module_names import names_in_checkpoints
-from engine_svc.loader.attention_shape import attention_shape, plain_shape
+from engine_svc.loader.attention_shape import attention_shape, backend_for_layers, plain_shape
 from engine_svc.loader.chosen import check_stage, chosen_attention
 from engine_svc.loader.compressed import compressed_backend
 from engine_svc.loader.formats.base import CheckpointFormat
@@ -316,7 +315,7 @@ def place_layers(
     ops = create_ops(kernels, dtype, device, invariant)
     method = _quantization(raw, options, ModelForm(ops, dtype))
 
-    def backend(heads: LayerHeads | None = None) -> AttentionBackend:
+    def backend(heads: LayerHeads) -> AttentionBackend:
         if config.compression:
             return compressed_backend(config, config.compression, options, groups, dtype, device)
         shape = attention_shape(config, options, groups, dtype, device, heads)
@@ -325,10 +324,7 @@ def place_layers(
             found.context = SharedContext(groups.decode_context)
         return found
 
-    attention = backend()
-    if config.local_heads is not None:
-        kinds = Kinds(attention, backend(config.local_heads))
-        attention = MixedBackend(kinds, lambda layer: config.sliding_windows[layer] is not None)
+    attention = backend_for_layers(config, backend)
     if invariant:
         check_invariance(ops, attention, bool(config.recurrent))
     chosen = chosen_attention(config.indexer, attention, kernels, groups) if config.indexer else None

@@ -15,7 +15,8 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
 from engine_svc.layers.norm import HeadLayerNorm, ParallelRMSNorm, RMSNorm
 from engine_svc.layers.split import Part
-from engine_svc.models.config import ModelConfig, layer_heads
+from engine_svc.models.attention_heads import kinds_of_heads, layer_heads
+from engine_svc.models.config import ModelConfig
 from engine_svc.models.sinks import head_sinks
 from engine_svc.ops.base import HeadNorms, Ops
 from engine_svc.recurrence.base import LayerState
@@ -101,7 +102,7 @@ class Attention(torch.nn.Module):
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
         self._ops = context.ops
-        heads, value_dim = layer_heads(config, config.sliding_windows[index]), config.value_dim
+        heads, value_dim = layer_heads(config, index), config.value_dim
         self._head_dim = head_dim = heads.size
         parts = qkv_parts(context.groups.tensor, heads.queries, heads.number, head_dim, value_dim)
         self._heads, self._kv_heads = parts["q"].count // head_dim, parts["k"].count // head_dim
@@ -113,7 +114,7 @@ class Attention(torch.nn.Module):
         is_chunk = config.encoder_tokens > 0 or (config.windows_are_chunks and window is not None)
         self.options = AttentionOptions(
             config.attention_scale, window, config.attention_softcap, self.sinks, is_chunk, config.bidirectional,
-            self._slopes(config, context),
+            self._slopes(config, context), kinds_of_heads(config).index(heads),
         )  # fmt: skip
         self._clip = config.qkv_clip
         self._rotates, self._interleaved = index not in config.no_rope_layers, config.rope_interleaved
@@ -215,5 +216,4 @@ def _norm_of_heads(config: ModelConfig, context: LayerContext, part: Part, index
         return ParallelRMSNorm(part, config.norm_eps, context=context)
     if config.qk_norm == "each":
         return HeadLayerNorm(part, config.head_dim, config.norm_eps, context=context)
-    heads = layer_heads(config, config.sliding_windows[index])
-    return RMSNorm(heads.size, config.norm_eps, context=context, offset=config.norm_offset)
+    return RMSNorm(layer_heads(config, index).size, config.norm_eps, context=context, offset=config.norm_offset)

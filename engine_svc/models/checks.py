@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from engine_svc.models.attention_heads import layer_heads
 from engine_svc.models.compression_config import CompressionConfig, StreamsConfig
-from engine_svc.models.config import ModelConfig, MoeConfig, activation, layer_heads
+from engine_svc.models.config import ModelConfig, MoeConfig, activation
 from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 from engine_svc.models.recurrent_config import (
     DeltaNetConfig,
@@ -48,7 +49,7 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
     for part in parts:
         if part is not None:
             _check_numbers(part, least=1)
-    for heads in {layer_heads(config, window) for window in config.attention_windows.values()}:
+    for heads in {layer_heads(config, layer) for layer in config.attention_windows if layer < config.num_layers}:
         if not config.latent and (heads.number < 1 or heads.queries % heads.number):
             raise StartupError(
                 f"config.json: num_kv_heads is {heads.number}; expected a divisor of num_heads, {heads.queries}."

@@ -201,6 +201,7 @@ class ModelConfig(ModelFacts):
     moe: tuple[MoeConfig | None, ...]  # of each layer; None means a dense one
     local_rope_parameters: Mapping[str, Any] | None = None  # of layers with a window, if they have their own
     local_heads: LayerHeads | None = None  # the same
+    own_heads: Mapping[int, LayerHeads] = field(default_factory=dict)  # of single layers that have their own
     rotary_dim: int  # values of a head that are rotated
     attention_scale: float
     attention_softcap: float | None = None
@@ -278,13 +279,8 @@ class ModelConfig(ModelFacts):
     )  # module names in the family's checkpoints → ours, where they differ
 
 
-def has_one_kind_of_cache(config: ModelConfig) -> bool:
-    """Whether each layer that attends caches its own keys and values, in the same form as all others."""
-    return not config.borrowed and config.local_heads is None
-
-
-def layer_heads(config: ModelConfig, window: int | None) -> LayerHeads:
-    """The heads in layers with this window."""
+def heads_within(config: ModelConfig, window: int | None) -> LayerHeads:
+    """The heads in layers with this window that have none of their own."""
     own = LayerHeads(config.num_kv_heads, config.head_dim, config.num_heads)
     return own if window is None or config.local_heads is None else config.local_heads
 
@@ -330,11 +326,11 @@ def layer_apart(
 
     It has no indexer, and attends to all tokens in its window.
     """
-    heads = layer_heads(config, window)
+    heads = heads_within(config, window)
     rotation, rotary_dim = windowed_rotation(config) if window else (config.rope_parameters, config.rotary_dim)
     alone = dataclasses.replace(
         config, num_layers=1, moe=(moe,), sliding_windows=(window,), num_heads=heads.queries,
-        num_kv_heads=heads.number, head_dim=heads.size, local_heads=None, rope_parameters=rotation,
+        num_kv_heads=heads.number, head_dim=heads.size, local_heads=None, own_heads={}, rope_parameters=rotation,
         local_rope_parameters=None, rotary_dim=rotary_dim, no_rope_layers=frozenset(() if rotates else (0,)),
         recurrent={}, attending=None, ignored_names=(),
     )  # fmt: skip

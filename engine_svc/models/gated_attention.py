@@ -8,7 +8,8 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, even_parts, qkv_parts
 from engine_svc.layers.split import Part
 from engine_svc.models.attention import Attention, LayerCache, StepInputs
-from engine_svc.models.config import ModelConfig, layer_heads
+from engine_svc.models.attention_heads import layer_heads
+from engine_svc.models.config import ModelConfig
 
 
 class GatedAttention(Attention):
@@ -38,7 +39,7 @@ class HeadGatedAttention(Attention):
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__(config, context, index)
-        heads = even_parts(context.groups.tensor, {"": layer_heads(config, config.sliding_windows[index]).queries})
+        heads = even_parts(context.groups.tensor, {"": layer_heads(config, index).queries})
         self.g_proj = ColumnParallelLinear(config.hidden_size, heads, bias=False, context=context.at("g_proj"))
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:

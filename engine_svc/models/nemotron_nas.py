@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from engine_svc.models import llama
-from engine_svc.models.config import ModelConfig
+from engine_svc.models.config import LayerHeads, ModelConfig
 from engine_svc.models.pruned_config import WHOLE, Pruned
 from quire.errors import StartupError
 
@@ -23,7 +23,7 @@ _ROUNDED_TO = 256  # sizes of feed-forward layers that are given as multiples of
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """
     Raises:
-        StartupError: layers have other parts, or differ in their heads or activations.
+        StartupError: layers have other parts, or other activations.
     """
     blocks = [
         {part: _checked(layer, part, block[part], config) for part in _KNOWN}
@@ -35,15 +35,16 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         layer: _size(blocks[layer]["ffn"], config["hidden_size"])
         for layer, parts in enumerate(left) if parts.feed_forward == "whole"
     }  # fmt: skip
-    groups = {blocks[layer]["attention"]["n_heads_in_group"] for layer in attending} or {1}
-    if len(groups) > 1:
-        raise StartupError(
-            f"config.json: n_heads_in_group is {sorted(groups)} in different layers; only one value is supported."
-        )
-    own = {"num_key_value_heads": config["num_attention_heads"] // groups.pop(), "num_hidden_layers": len(blocks)}
+    heads = config["num_attention_heads"]
+    numbers = {layer: heads // blocks[layer]["attention"]["n_heads_in_group"] for layer in attending}
+    most = {
+        "num_hidden_layers": len(blocks), "intermediate_size": max(sizes.values(), default=1),
+        "num_key_value_heads": max(numbers.values(), default=heads),
+    }  # fmt: skip
+    found = llama.config_of({**config, **most})
+    own = {layer: LayerHeads(number, found.head_dim, heads) for layer, number in numbers.items()}
     return dataclasses.replace(
-        llama.config_of({**config, **own, "intermediate_size": max(sizes.values(), default=1)}), own_sizes=sizes,
-        attending=frozenset(attending), module_names=_MODULES,
+        found, own_sizes=sizes, own_heads=own, attending=frozenset(attending), module_names=_MODULES,
         pruned={layer: parts for layer, parts in enumerate(left) if parts != WHOLE},
     )  # fmt: skip
 

@@ -18,7 +18,8 @@ from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.model import division_told, longest_sequence, place_layers
 from engine_svc.loader.own_dtype import read_config_to_load
 from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
-from engine_svc.models.config import ModelConfig, has_one_kind_of_cache
+from engine_svc.models.attention_heads import has_one_kind_of_cache
+from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.encoder import Encoder
 from engine_svc.models.encoder_config import HEAD, NOBODYS, EncoderConfig, HeadConfig, HeadLayer

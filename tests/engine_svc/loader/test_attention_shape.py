@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine_svc.loader.attention_shape import attention_shape
+from engine_svc.models.attention_heads import layer_heads
 from engine_svc.models.registry import config_for
 from engine_svc.parallel.group import ParallelGroups
 from tests.support.engine_options import engine_options
@@ -21,7 +22,8 @@ def test_compressed_attention(tmp_path: Path, with_adapters: bool, expanded_dim:
     folder = make_model(tmp_path, "deepseek-v2", num_hidden_layers=1)
     config = config_for(json.loads((folder / "config.json").read_text()))
     shape = attention_shape(
-        config, engine_options(enable_lora=with_adapters), ParallelGroups(), torch.float32, torch.device("cpu")
-    )
+        config, engine_options(enable_lora=with_adapters), ParallelGroups(), torch.float32, torch.device("cpu"),
+        layer_heads(config, 0),
+    )  # fmt: skip
     assert (shape.num_kv_heads, shape.head_dim, shape.keys_are_values) == (1, 24, True)
     assert shape.expanded_dim == expanded_dim

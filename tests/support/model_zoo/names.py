@@ -27,7 +27,7 @@ NAMES: dict[str, str] = {
     "CohereForCausalLM": "Command R, Command R+, Aya 23",
     "CwmForCausalLM": "Code World Model (Meta)",
     "DbrxForCausalLM": "DBRX",
-    "DeciLMForCausalLM": "Llama Nemotron Super 49B, Ultra 253B",
+    "DeciLMForCausalLM": "Llama Nemotron 51B, Super 49B, Ultra 253B",
     "DeepseekOcr2ForConditionalGeneration": "DeepSeek-OCR 2",
     "DeepseekV2ForCausalLM": "DeepSeek V2, V2.5, DeepSeek Coder V2",
     "DeepseekV32ForCausalLM": "DeepSeek V3.2",
