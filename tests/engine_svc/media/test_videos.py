@@ -81,7 +81,7 @@ def test_families(family: str, vision_folder: VisionFolder) -> None:
     assert [request.prompt_token_ids for request in requests] == [prompt for prompt, _ in expected]
     answers = [answer for _, answer in expected]
     # Their frames, of 70 tokens, are never split.
-    chunk = 73 if family in ("gemma4_large", "gemma4_unified") else 7
+    chunk = 73 if family in ("gemma4_large", "gemma4_unified") else 17
     with running_engine(folder, 1024) as engine:
         assert tokens(run_requests(engine, requests)) == answers
     with running_engine(folder, 1024, max_num_batched_tokens=chunk, max_num_seqs=4, block_size=4) as engine:
