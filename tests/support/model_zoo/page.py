@@ -68,8 +68,8 @@ quire serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8 --enable-expe
   `--disable-sliding-window` and `--enable-prompt-embeds` are refused.
 * `--block-size` must be a multiple or a part of 4, and of 128.
 
-**Pruned layers** (Llama Nemotron 51B, Super, Ultra): the parts and sizes of each layer are read from `block_configs`. In
-the KV cache, a layer takes room for its own key-value heads, and one without attention takes none.
+**Pruned layers** (Llama Nemotron 51B, Super, Ultra): the parts and sizes of each layer are read from `block_configs`.
+In the KV cache, a layer takes room for its own key-value heads, and one without attention takes none.
 
 **Sums of earlier layers** (Solar Pro Preview) are mixed into those of later ones, so `--pipeline-parallel-size` is
 refused.
