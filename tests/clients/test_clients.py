@@ -33,30 +33,40 @@ OFFLINE = {
 }  # fmt: skip
 
 
+def served(folder: Path, model: Path | None, *options: str) -> Iterator[Stack]:
+    stack = start_stack(model, folder / "serve.log", *options)
+    try:
+        stack.wait_healthy()
+        yield stack
+    finally:
+        stop_stack(stack)
+
+
+def store_in(folder: Path) -> tuple[str, str]:
+    return "--responses-store", f"sqlite:///{folder / 'responses.db'}"
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    # What is fuzzed has no bound of its own.
-    bound = ("--override-generation-config", '{"max_new_tokens": 64}')
-    log = tmp_path_factory.mktemp("clients") / "serve.log"
-    store = ("--responses-store", f"sqlite:///{log.with_name('responses.db')}")
-    stack = start_stack(None, log, *bound, *store, "--enable-tokenizer-info-endpoint")
-    try:
-        stack.wait_healthy()
-        yield stack
-    finally:
-        stop_stack(stack)
+    folder = tmp_path_factory.mktemp("demo")
+    yield from served(folder, None, *store_in(folder))
 
 
-@pytest.fixture(scope="module")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+@pytest.fixture
+def fuzzed(tmp_path: Path) -> Iterator[Stack]:
+    """What is fuzzed has no bound of its own on the length of answers."""
+    bound = ("--override-generation-config", '{"max_new_tokens": 4}')
+    yield from served(tmp_path, None, *bound, *store_in(tmp_path), "--enable-tokenizer-info-endpoint")
+
+
+@pytest.fixture
+def minilm(tmp_path: Path) -> Iterator[Stack]:
     """A pooling model."""
-    log = tmp_path_factory.mktemp("clients") / "minilm.log"
-    stack = start_stack(minilm_folder(), log, "--served-model-name", "minilm")
-    try:
-        stack.wait_healthy()
-        yield stack
-    finally:
-        stop_stack(stack)
+    yield from served(tmp_path, minilm_folder(), "--served-model-name", "minilm")
+
+
+# The stack that a script is for; the others are for the demo model.
+STACKS = {"cohere_vectors.py": "minilm", "schemathesis_fuzzing.py": "fuzzed"}
 
 
 def interpreter(script: str) -> str:
@@ -78,7 +88,7 @@ def interpreter(script: str) -> str:
 def test_client(script: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     command = [interpreter(script), str(FOLDER / script)]
     # Not started for what is skipped.
-    stack: Stack = request.getfixturevalue("minilm" if script.startswith("cohere") else "demo")
+    stack: Stack = request.getfixturevalue(STACKS.get(script, "demo"))
     environment = {
         **os.environ, **OFFLINE, "OPENAI_BASE_URL": f"{stack.url}/v1", "OPENAI_API_KEY": "unused",
         "ANTHROPIC_BASE_URL": stack.url, "ANTHROPIC_API_KEY": "unused",
