@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine_svc.fingerprint import fingerprint
 from engine_svc.kv_cache.sizing import KvCacheSize
-from engine_svc.plan import KvCacheSpec
+from engine_svc.plan import KvCacheSpec, RoutedExpertsForm
 from engine_svc.requests.generation_config import GenerationDefaults
 from engine_svc.requests.pooling import PoolingFacts
 from engine_svc.requests.request import RequestLimits
@@ -59,6 +59,7 @@ class ModelInfo:
     lockstep_ranks: int = 0
     runner: str = GENERATE
     pooling: PoolingFacts | None = None
+    routed_experts: RoutedExpertsForm | None = None
 
     @property
     def limits(self) -> RequestLimits:
@@ -76,6 +77,7 @@ class ModelInfo:
             encoder_tokens=self.encoder_tokens,
             max_image_tokens=self.max_num_batched_tokens if self.bidirectional_images else None,
             image_window=self.image_window,
+            routed_experts=self.routed_experts,
         )
 
     def summary(self) -> str:
@@ -164,6 +166,7 @@ def make_model_info(
         draft_cache_bytes=spec.draft_bytes_per_block * size.num_blocks,
         data_parallel_rank=options.parallel.data_parallel_rank,
         lockstep_ranks=spec.lockstep_ranks,
+        routed_experts=spec.routed_experts,
     )
 
 

@@ -224,8 +224,24 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     draft_milliseconds: float = 0.0  # part of the step's time spent in the draft model
     read_adapters: dict[int, str] = {}  # key -> empty, or the error; reads that ended on all ranks since the last step
     encoded_images: dict[int, str] = {}  # the same for encodings of images
+    # slot -> the position of its first row and the rows of tokens from there on (see RoutedExpertsForm): those that the
+    # step computed, and before them, for a new sequence, those that were cached.
+    routed_experts: dict[int, tuple[int, bytes]] = {}
     is_dual_batch: bool = False  # the step ran as two halves: see parallel/dual_batch.py
     stages: list[StageTimes] = []  # a rank's own stage, or all stages once merged; empty with one stage
+
+
+class RoutedExpertsForm(msgspec.Struct, frozen=True, array_like=True):
+    """How the experts that a token was routed to are written down: a number for each layer and choice."""
+
+    num_layers: int  # those without experts, whose numbers are 0, included
+    experts_per_token: int
+    id_bytes: int  # size of a number, little-endian
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Size of one token's numbers."""
+        return self.num_layers * self.experts_per_token * self.id_bytes
 
 
 class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -257,3 +273,4 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     draft_bytes_per_block: int = 0  # the part of bytes_per_block used by a draft model's layers
     lockstep_ranks: int = 0  # data-parallel ranks that compute experts together; 0 if the model has none to share
     num_stages: int = 1  # pipeline stages: see parallel/stages.py
+    routed_experts: RoutedExpertsForm | None = None  # None if they are not returned

@@ -299,6 +299,7 @@ def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts
         max_model_len=size.max_model_len,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         eos_token_ids=frozenset(info.eos_token_ids),
+        routed_experts=spec.routed_experts,
     )
 
 

@@ -27,6 +27,7 @@ MAX_QUALNAME_LENGTH = 256
 MAX_XARGS_BYTES = 16 * 1024  # as JSON
 MAX_REPETITION_PATTERN_SIZE = 1024  # in tokens
 MAX_SPECULATIVE_TOKENS = 64  # drafted for a sequence at a time
+MAX_ROUTED_EXPERTS_BYTES = 48 * 2**20  # of a prompt: they come in one message
 MAX_MESSAGES = 4096  # per conversation
 RESERVED_TEMPLATE_VARIABLES = ("messages", "tools", "add_generation_prompt")  # of chat templates: requests have fields
 MAX_TOOLS = 1024

@@ -75,6 +75,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None  # None: none wanted; 0: the sampled token's only
     prompt_logprobs: int | None = None
+    routed_experts_prompt_start: Annotated[int, _COUNT] = 0  # the first prompt token whose experts are returned
     processed_logprobs: bool = False  # of the distribution sampled from, whatever the server's --logprobs-mode
     logprob_token_ids: tuple[int, ...] = ()  # in place of the most likely ones
     bad_words: tuple[tuple[int, ...], ...] = ()

@@ -22,9 +22,11 @@ from engine_svc.kv_cache.connectors.host_tier import HostTier
 from engine_svc.kv_cache.events import CacheContents, Changes
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.plan import RoutedExpertsForm
 from engine_svc.requests.admission import make_sequences
 from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.requests.routed_rows import RoutedRows
 from engine_svc.requests.sequence import LiveRequest
 from engine_svc.scheduler.adapter_slots import AdapterSlots
 from engine_svc.scheduler.batch import Batch
@@ -51,6 +53,7 @@ class EngineFacts(KvCacheFacts):
     max_model_len: int  # at most the tokens of one sequence that the blocks hold
     eos_token_ids: frozenset[int] = frozenset()
     bidirectional_images: bool = False  # see ModelFacts.whole_image_tokens
+    routed_experts: RoutedExpertsForm | None = None  # None if they are not returned
 
 
 class Engine:
@@ -157,6 +160,11 @@ class Engine:
         order = (self._policy.rank(request.priority), next(self._arrivals))
         seed = self._seeds.draw() if request.sampling.seed is None else request.sampling.seed
         live.sequences = make_sequences(live, order, self._facts.max_model_len, seed)
+        if form := self._facts.routed_experts:
+            for each in live.sequences:
+                start = request.sampling.routed_experts_prompt_start
+                first = len(each.token_ids) - 1 if each.num_output_tokens else start  # what other workers have reported
+                each.routed = RoutedRows(form.bytes_per_token, first)
         self._requests.enter(live)
         if request.hands_over:
             self._hand_overs.add(live)

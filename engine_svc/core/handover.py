@@ -129,8 +129,9 @@ def joined(steps: Sequence[list[SequenceDelta]]) -> list[SequenceDelta]:
             # A delta without tokens may concern the whole request, such as its early end.
             if place is not None and delta.token_ids and (before := found[place]) is not None:
                 delta = msgspec.structs.replace(
-                    delta, token_ids=before.token_ids + delta.token_ids, num_previous_tokens=before.num_previous_tokens
-                )
+                    delta, token_ids=before.token_ids + delta.token_ids, num_previous_tokens=before.num_previous_tokens,
+                    routed_experts=before.routed_experts and before.routed_experts + (delta.routed_experts or []),
+                )  # fmt: skip
                 found[place] = None
             places[sequence] = len(found)
         found.append(delta)

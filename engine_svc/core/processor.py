@@ -70,6 +70,9 @@ class StepProcessor:
         for slot, positions in result.prompt_logprobs.items():
             if sequence := holders.get(slot):
                 self._collect_prompt_logprobs(sequence, positions)
+        for slot, (first, rows) in result.routed_experts.items():
+            if (sequence := holders.get(slot)) and sequence.routed is not None:
+                sequence.routed.add(first, rows)
         sampling, logprobs = batch.sampling, result.logprobs
         for slot, run in zip(result.sampled_slots, result.sampled_token_ids, strict=True):
             if sequence := holders.get(slot):
@@ -143,16 +146,17 @@ class StepProcessor:
         prompt_logprobs = None
         if live.prompt_logprobs:
             prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, []
-        ending = end_of_grammar(sequence, ending, count)
+        ending, routed = end_of_grammar(sequence, ending, count), sequence.take_routed(count)
         if ending is None:
             self._requests.report(
                 SequenceDelta(
                     live.key, sequence.choice_index, run, logprobs, prompt_logprobs,
-                    num_previous_tokens=sequence.num_output_tokens - count,
+                    num_previous_tokens=sequence.num_output_tokens - count, routed_experts=routed,
                 )
             )  # fmt: skip
         else:
-            self._requests.finish(sequence, ending.reason, run, logprobs, prompt_logprobs, ending.stop_token_id)
+            stop_token_id = ending.stop_token_id
+            self._requests.finish(sequence, ending.reason, run, logprobs, prompt_logprobs, stop_token_id, routed)
 
     def _finish_prefill(self, sequence: Sequence) -> None:
         """Starts the request's other sequences, which share the prompt's blocks, once it is first computed."""

@@ -124,6 +124,7 @@ def choose_experts(
     renormalize: bool,
     present: torch.Tensor | None = None,
     factors: torch.Tensor | None = None,
+    into: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See Ops.choose_experts and Routing.
 
@@ -133,7 +134,7 @@ def choose_experts(
     """
     tokens, experts = logits.shape
     weights = logits.new_empty((tokens, chosen))
-    ids = logits.new_empty((tokens, chosen), dtype=torch.int64)
+    ids = logits.new_empty((tokens, chosen), dtype=torch.int64) if into is None else into
     _choose_kernel[(tokens,)](
         logits.contiguous(), bias, factors, present, weights, ids, scale, near, SCORING=SCORINGS[scoring],
         BIAS=bias is not None, FACTORS=factors is not None, PRESENT=present is not None, RENORMALIZE=renormalize,

@@ -25,6 +25,8 @@ class ExpertChoice(ReplicatedLinear):
         self.expert_scales: LoadedParameter | None = None
         if moe.expert_scales:
             self.expert_scales = LoadedParameter((moe.num_experts,), torch.float32, context.device)
+        self.num_experts, self.experts_per_token = moe.num_experts, moe.experts_per_token
+        self.record: torch.Tensor | None = None  # int64 [rows, experts_per_token]: see runner/routed_experts.py
         self.e_score_correction_bias: LoadedParameter | None = None
         if moe.choice_bias:
             self.e_score_correction_bias = LoadedParameter((moe.num_experts,), torch.float32, context.device)
@@ -35,8 +37,14 @@ class ExpertChoice(ReplicatedLinear):
 
         The ids of padding rows are -1, so that no expert's weights are read for them.
         """
-        bias, present = self.e_score_correction_bias, self._present.count
-        return self._ops.choose_experts(self(hidden), bias, self._routing, present, self.expert_scales)
+        bias, present, into = self.e_score_correction_bias, self._present.count, self._record_of(len(hidden))
+        return self._ops.choose_experts(self(hidden), bias, self._routing, present, self.expert_scales, into)
+
+    def _record_of(self, tokens: int) -> torch.Tensor | None:
+        if self.record is None:
+            return None
+        assert tokens <= len(self.record)
+        return self.record[:tokens]
 
     def _load_bias(self, source: TensorSlice, part: str) -> None:
         if self.e_score_correction_bias is not None:
@@ -65,8 +73,10 @@ class TableChoice(ExpertChoice):
         expert_ids = self.table[token_ids]
         weights = F.softplus(self(hidden).gather(1, expert_ids)).sqrt()
         weights = weights * (self._scale / weights.sum(dim=1, keepdim=True))
-        present = self._present.count
-        return weights, expert_ids if present is None else of_present(expert_ids, present)
+        if (present := self._present.count) is not None:
+            expert_ids = of_present(expert_ids, present)
+        into = self._record_of(len(hidden))
+        return weights, expert_ids if into is None else into.copy_(expert_ids)
 
     def _load_table(self, source: TensorSlice, part: str) -> None:
         self.table.write(part, self.table, source, (slice(None), slice(None)))

@@ -315,13 +315,9 @@ class Ops(ABC):
 
     @abstractmethod
     def choose_experts(
-        self,
-        logits: torch.Tensor,
-        bias: torch.Tensor | None,
-        routing: Routing,
-        present: torch.Tensor | None = None,
-        factors: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None,
+        factors: torch.Tensor | None = None, into: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """float32 [tokens, experts] → weights (float32) and ids (int64), both [tokens, experts_per_token].
 
         Args:
@@ -329,6 +325,7 @@ class Ops(ABC):
                 experts is ranked by the sum of its two best scores; without, by its best score.
             present: int32 [1], how many tokens, from the first, are real; ids of the padding are -1. None means all.
             factors: float32 [experts], on the chosen experts' weights.
+            into: where the ids are written; None means into a new tensor.
         """
 
     @abstractmethod

@@ -127,15 +127,16 @@ class NativeOps(Ops):
 
     def choose_experts(
         self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None,
-        factors: torch.Tensor | None = None,
+        factors: torch.Tensor | None = None, into: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """See Ops.choose_experts."""
         if present is not None:
             weights, expert_ids = self.choose_experts(logits, bias, routing, factors=factors)
-            return weights, of_present(expert_ids, present)
+            expert_ids = of_present(expert_ids, present)
+            return weights, expert_ids if into is None else into.copy_(expert_ids)
         tokens, experts = logits.shape
         weights = logits.new_empty((tokens, routing.experts_per_token))
-        expert_ids = logits.new_empty(weights.shape, dtype=torch.int64)
+        expert_ids = logits.new_empty(weights.shape, dtype=torch.int64) if into is None else into
         self.kernels.choose_experts(
             logits.data_ptr(), pointer(bias), pointer(factors), tokens, experts, routing.experts_per_token,
             routing.num_groups, routing.chosen_groups, routing.renormalize, routing.scale, SCORINGS[routing.scoring],

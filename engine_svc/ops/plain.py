@@ -124,9 +124,12 @@ class PlainOps(Ops):
 
     def choose_experts(
         self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None,
-        factors: torch.Tensor | None = None,
+        factors: torch.Tensor | None = None, into: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """See Ops.choose_experts."""
+        if into is not None:
+            weights, expert_ids = self.choose_experts(logits, bias, routing, present, factors)
+            return weights, into.copy_(expert_ids)
         if present is not None:
             weights, expert_ids = self.choose_experts(logits, bias, routing, factors=factors)
             return weights, of_present(expert_ids, present)

@@ -154,13 +154,13 @@ class TritonOps(PlainOps):
 
     def choose_experts(
         self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None,
-        factors: torch.Tensor | None = None,
+        factors: torch.Tensor | None = None, into: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """See Ops.choose_experts."""
         groups = (routing.num_groups, routing.chosen_groups)
         return choose_experts(
             logits, bias, routing.scoring, routing.experts_per_token, groups, routing.scale, routing.near,
-            renormalize=routing.renormalize, present=present, factors=factors,
+            renormalize=routing.renormalize, present=present, factors=factors, into=into,
         )  # fmt: skip
 
     def _tile(self, rows: int, matrices: int, most: int = MANY_ROWS) -> int:

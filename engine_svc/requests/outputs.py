@@ -56,6 +56,8 @@ class SequenceDelta(msgspec.Struct, frozen=True):
     error: QuireError | None = None
     ended_by_constraint: bool = False  # not by a stop token: the last token is part of the text
     num_previous_tokens: int | None = None  # of the sequence's output; None without token_ids
+    # For each of token_ids, the rows of the tokens that were computed for it: see RoutedExpertsForm.
+    routed_experts: list[bytes] | None = None
     pooled: tuple[PooledOutput, ...] = ()  # outputs of a pooling request, on its only delta
 
 

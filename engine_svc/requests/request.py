@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from engine_svc.adapters.adapter import Adapter
+from engine_svc.plan import RoutedExpertsForm
 from quire.block_hash import Content
 from quire.images import Image, contents_of
 from quire.prompt_embeds import PromptEmbeds
@@ -103,3 +104,4 @@ class RequestLimits:
     encoder_tokens: int = 0
     max_image_tokens: int | None = None  # most tokens of an image; None means any number
     image_window: int | None = None  # the same, beyond which some layers would not see all of it
+    routed_experts: RoutedExpertsForm | None = None  # None if they are not returned

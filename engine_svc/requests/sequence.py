@@ -9,6 +9,7 @@ from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import PositionLogprobs, SamplingPlan
 from engine_svc.requests.repetition import RepetitionDetector
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.requests.routed_rows import RoutedRows
 from engine_svc.structured.follower import Follower
 
 
@@ -77,8 +78,8 @@ class Sequence:
 
     __slots__ = (
         "_tokens", "adapter_slot", "choice_index", "first_step", "follower", "generates", "last_step", "max_length",
-        "num_computed_tokens", "num_pending_tokens", "num_prompt_tokens", "order", "owner", "repetition", "sampling",
-        "slot", "state", "table", "token_ids", "wants_prompt_logprobs",
+        "num_computed_tokens", "num_pending_tokens", "num_prompt_tokens", "order", "owner", "repetition",
+        "routed", "sampling", "slot", "state", "table", "token_ids", "wants_prompt_logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +110,7 @@ class Sequence:
             if detection and detection.max_pattern_size
             else None
         )
+        self.routed: RoutedRows | None = None  # None if it is not returned
         self.follower: Follower | None = None  # follows the request's constraint up to the last known token
         self.slot = -1
         self.first_step = self.last_step = -1  # steps that computed some of it since it got its slot
@@ -154,6 +156,13 @@ class Sequence:
             self.follower.append(token_ids)
         self.num_pending_tokens -= num_sampled_positions
         self.num_computed_tokens -= num_sampled_positions - count
+
+    def take_routed(self, count: int) -> list[bytes] | None:
+        """Takes what comes with the last `count` tokens: for each, the rows of the tokens before it."""
+        if self.routed is None:
+            return None
+        known = len(self.token_ids)
+        return [self.routed.take(end) for end in range(known - count, known)]
 
     def roll_back(self) -> None:
         """Marks all tokens as not computed; results of steps under way will be ignored."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
+from engine_svc.plan import RoutedExpertsForm
 from engine_svc.requests.prompt_embeds import check_values
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest, RequestLimits
 from engine_svc.requests.sampling_validation import check_sampling
 from quire.bounds import (
     MAX_CACHE_SALT_LENGTH,
     MAX_PROMPT_LOGPROB_ENTRIES,
+    MAX_ROUTED_EXPERTS_BYTES,
     MAX_TIMEOUT_MS,
     PRIORITY_BOUND,
     REQUEST_ID_PATTERN,
@@ -43,6 +45,7 @@ def validate(request: GenerationRequest, limits: RequestLimits) -> None:
     check_identity(request, limits)
     check_sampling(request.sampling, limits)
     _check_prompt(request, limits)
+    _check_routed(request.sampling, request.num_prompt_tokens, limits.routed_experts)
     _check_lengths(request.num_prompt_tokens, request.sampling, limits)
     if request.constraint is not None:
         _check_constraint(request.constraint)
@@ -114,6 +117,28 @@ def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
             f"prompt_logprobs {alternatives} for {len(request.prompt_token_ids)} prompt tokens makes {entries} "
             f"entries; at most {MAX_PROMPT_LOGPROB_ENTRIES} are returned. Ask for fewer alternatives.",
             parameter="prompt_logprobs",
+        )
+
+
+def _check_routed(sampling: SamplingParameters, num_prompt_tokens: int, form: RoutedExpertsForm | None) -> None:
+    start = sampling.routed_experts_prompt_start
+    if start and form is None:
+        raise InvalidRequest(
+            f"routed_experts_prompt_start is {start}, but this server does not return routed experts: leave it out, or "
+            "start the engine with --enable-return-routed-experts.",
+            parameter="routed_experts_prompt_start",
+        )
+    if start and start >= num_prompt_tokens:
+        raise InvalidRequest(
+            f"routed_experts_prompt_start is {start}, but the prompt has {num_prompt_tokens} tokens; it must be less.",
+            parameter="routed_experts_prompt_start",
+        )
+    size = (num_prompt_tokens - start) * form.bytes_per_token if form else 0
+    if size > MAX_ROUTED_EXPERTS_BYTES:
+        raise InvalidRequest(
+            f"The routed experts of {num_prompt_tokens - start} prompt tokens take {size} bytes; at most "
+            f"{MAX_ROUTED_EXPERTS_BYTES} are returned. Leave out the first ones by routed_experts_prompt_start.",
+            parameter="routed_experts_prompt_start",
         )
 
 

@@ -316,6 +316,11 @@ class SlotBuffers:
         """Number of tokens that the slot's blocks have room for."""
         return int(self._num_blocks[slot]) * self._block_size
 
+    def places(self, slot: int, count: int) -> npt.NDArray[np.int64]:
+        """Places in the KV cache of the slot's first tokens, in the first group of layers."""
+        blocks = self.blocks(slot, 0, -(-count // self._block_size)).astype(np.int64)
+        return (blocks[:, None] * self._block_size + np.arange(self._block_size)).ravel()[:count]
+
     def blocks(self, slot: int, first: int, last: int) -> npt.NDArray[np.int32]:
         """The slot's blocks from index `first` up to but not including `last`, of the first group of layers."""
         return self._blocks[0, slot, first:last]

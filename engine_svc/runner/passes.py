@@ -14,11 +14,12 @@ from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.model import LoadedModel
 from engine_svc.models.attention import AnyLayerCache, CrossCache, EntriesCache, LayerCache, layer_cache
 from engine_svc.models.decoder import Decoder
-from engine_svc.plan import StepPlan
-from engine_svc.runner.batch import Inputs
+from engine_svc.plan import RoutedExpertsForm, StepPlan
+from engine_svc.runner.batch import FlatBatch, Inputs, SlotBuffers
 from engine_svc.runner.encoder_rows import EncoderRows
 from engine_svc.runner.image_parts import ImageParts
 from engine_svc.runner.recorded import Forward
+from engine_svc.runner.routed_experts import RoutedExperts, RoutedRows
 from engine_svc.runner.states import SlotsOfSequences, StateCache
 
 
@@ -29,9 +30,12 @@ class ForwardPasses:
         caches: KV caches, one for each layer of a group; the blocks of all groups share them.
         index_caches: caches of the layers' indexers, by layer.
         states: states of recurrent layers; None until they are allocated.
+        routed: records which experts tokens are routed to; None if nobody wants to know.
     """
 
-    def __init__(self, loaded: LoadedModel, groups: Sequence[LayerGroup], max_num_seqs: int) -> None:
+    def __init__(
+        self, loaded: LoadedModel, groups: Sequence[LayerGroup], max_num_seqs: int, routed: RoutedExperts | None = None
+    ) -> None:
         self._model, self._attention, self._groups = loaded.model, loaded.attention, groups
         self._present, self._borrowed = loaded.present, loaded.facts.borrowed
         self._entries = {layer: loaded.facts.entries_of(layer) for layer in loaded.facts.compressed_layers}
@@ -45,28 +49,48 @@ class ForwardPasses:
         self.caches: list[torch.Tensor] = []
         self.index_caches: dict[int, torch.Tensor] = {}
         self.states: StateCache | None = None
+        self.routed = routed
 
     def allocate(self, num_blocks: int, num_caches: int) -> None:
-        """Allocates the KV caches, those of indexers included."""
+        """Allocates all KV caches."""
         self._num_blocks = num_blocks
         self.caches = self._attention.allocate(num_blocks, num_caches)
         if self._chosen:
             found = self._chosen.keys.allocate(num_blocks, len(self._indexed))
             self.index_caches = dict(zip(self._indexed, found, strict=True))
+        if self.routed is not None:
+            self.routed.allocate(num_blocks)
 
     @property
     def all_caches(self) -> list[torch.Tensor]:
-        """All KV caches, those of indexers included."""
-        return [*self.caches, *self.index_caches.values()]
+        """All KV caches, those of indexers and of routed experts included."""
+        routed = () if self.routed is None or self.routed.cache is None else (self.routed.cache,)
+        return [*self.caches, *self.index_caches.values(), *routed]
 
     def movable(self, caches: Sequence[torch.Tensor]) -> Movable:
         """What block stores can move: blocks of the KV caches, which are all of the rank's, and saved states."""
         states, device = self.states.saved if self.states else (), self._attention.shape.device
         return Movable(Items(caches, self._attention.block_dimension), Items(states, 0), self._num_blocks, device)
 
+    @property
+    def routed_form(self) -> RoutedExpertsForm | None:
+        """The form of what is recorded of routed experts; None if nothing is."""
+        return None if self.routed is None else self.routed.form
+
     def release(self) -> None:
         """Frees KV caches and states."""
         self.caches, self.index_caches, self.states = [], {}, None
+        if self.routed is not None:
+            self.routed.cache = None
+
+    def keep_routed(self, batch: FlatBatch) -> None:
+        """After a pass, keeps which experts its tokens were routed to, if that is recorded."""
+        if self.routed is not None:
+            self.routed.keep(batch)
+
+    def read_routed(self, plan: StepPlan, batch: FlatBatch, buffers: SlotBuffers) -> RoutedRows | None:
+        """See RoutedExperts.read; None if they are not recorded."""
+        return None if self.routed is None else self.routed.read(plan, batch, buffers)
 
     def restore_states(self, plan: StepPlan) -> None:
         """Before a step, gives new sequences the saved states that they begin with."""
@@ -82,7 +106,8 @@ class ForwardPasses:
     def bytes_per_block(self, num_caches: int) -> int:
         """Bytes of one block over all KV caches; see `allocate`."""
         keys = self._chosen.keys.bytes_per_block(len(self._indexed)) if self._chosen else 0
-        return self._attention.bytes_per_block(num_caches) + keys
+        routed = 0 if self.routed is None else self.routed.bytes_per_block
+        return self._attention.bytes_per_block(num_caches) + keys + routed
 
     def prepare(self, inputs: Inputs, embedded: EmbeddedRows | None = None) -> Forward:
         """Prepares a pass over these inputs, which returns the hidden states of their output rows.

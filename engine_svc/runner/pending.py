@@ -13,6 +13,7 @@ import torch
 from engine_svc.plan import EndedTransfer, StageTimes, StepPlan, StepResult
 from engine_svc.runner.batch import FlatBatch
 from engine_svc.runner.drafting import Guesses
+from engine_svc.runner.routed_experts import RoutedRows
 from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput
 from engine_svc.sampling.verification import read_runs
@@ -89,6 +90,7 @@ class BegunStep:
     batch: FlatBatch | None = None
     hidden: torch.Tensor | None = None  # [output rows, hidden_size]; from a graph, valid only until its next replay
     failed: dict[int, str] = field(default_factory=dict)  # slot → why its sequence has failed already
+    routed: RoutedRows | None = None  # None if they are not returned
     waited: float | None = None  # seconds spent waiting for other pipeline stages; None if there are none
 
 
@@ -112,7 +114,7 @@ class PendingStep:
             guesses: the draft tokens, if there is a draft model.
         """
         self._timer, self._failed, self._ended, self._waited = step.timer, step.failed, step.ended, step.waited
-        self._outputs = outputs
+        self._outputs, self._routed = outputs, step.routed
         self._is_dual_batch = step.batch is not None and step.batch.halves is not None
         self._prompt_scores = prompt_scores
         self._broken = broken
@@ -141,6 +143,7 @@ class PendingStep:
             draft_token_ids={} if self._guesses is None else self._guesses.read(),
             draft_failure="" if self._guesses is None else self._guesses.failure,
             draft_milliseconds=0.0 if self._guesses is None else self._guessing_milliseconds(),
+            routed_experts={} if self._routed is None else self._routed.read(),
             is_dual_batch=self._is_dual_batch,
             stages=[] if self._waited is None else [self._stage_times(self._waited)],
         )

@@ -37,6 +37,7 @@ from engine_svc.runner.native_calls import NotedSteps
 from engine_svc.runner.passes import ForwardPasses
 from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepClock, StepTimer
 from engine_svc.runner.recorded import Capture, RecordedSteps
+from engine_svc.runner.routed_experts import record_routed
 from engine_svc.runner.stage_link import StageLink
 from engine_svc.runner.states import StateCache
 from engine_svc.runner.step_halves import StepHalves
@@ -68,8 +69,7 @@ class Runner:
         Raises:
             StartupError: the model cannot be found, read or supported.
         """
-        self._options = options
-        self._device = device
+        self._options, self._device = options, device
         at, layout = groups.layout.coordinates(groups.rank), groups.layout
         self._num_ranks = layout.num_ranks
         self._rank = at.pipeline * layout.tensor + at.tensor  # among those that compute a sequence together
@@ -116,12 +116,13 @@ class Runner:
             self._answers = Answers(
                 self._model, self._facts.hidden_size, sampler, self._buffers, self._adapters, drafting
             )
+        routed = record_routed(loaded, self._groups, options, self._token_budget, device)
+        self._forward = ForwardPasses(loaded, self._groups, max_num_seqs, routed)
         # Whether the last layer may skip rows that nothing is sampled from; not if other data ranks count on all rows.
         self._skips_rows = (
-            isinstance(self._model, Decoder) and stage.is_last and groups.lockstep is None
+            isinstance(self._model, Decoder) and stage.is_last and groups.lockstep is None and routed is None
             and not (self._drafting and self._drafting.reads_features) and not self._facts.keeps_all_rows
         )  # fmt: skip
-        self._forward = ForwardPasses(loaded, self._groups, max_num_seqs)
         self._store: BlockStore = NoStore()
         self._recorded: RecordedSteps | NotedSteps | None = None
         self._later_bytes = 0  # GPU memory that will be taken in addition to what has been taken so far
@@ -223,6 +224,7 @@ class Runner:
             draft_bytes_per_block=self._draft_bytes_per_block,
             lockstep_ranks=self._lockstep_ranks,
             num_stages=self._num_stages,
+            routed_experts=self._forward.routed_form,
         )
 
     @property
@@ -406,13 +408,14 @@ class Runner:
         hidden = self._compute_rows(plan, batch, failed)
         self._forward.save_states(plan, self._buffers.state_slots)
         self.passes.end()
+        routed = self._forward.read_routed(plan, batch, self._buffers) if self._rank == 0 else None
         timer.mark()
         self._link.send(plan, batch, hidden)
         if self._answers is not None:  # while the device computes
             for sequence in plan.new_sequences:
                 self._answers.add(sequence, failed)
         waited = self._link.take_waited_seconds() if self._num_stages > 1 else None
-        return BegunStep(plan, timer, ended, batch, hidden, failed, waited)
+        return BegunStep(plan, timer, ended, batch, hidden, failed, routed, waited)
 
     @torch.inference_mode()
     def finish(self, step: BegunStep, masks: TokenMasks | None = None) -> PendingStep:
@@ -475,6 +478,7 @@ class Runner:
             try:
                 batch = self._flatten(StepPlan(plan.step, [], [alone]))
                 found[sequence.slot] = batch.outputs_of(self._run(batch))
+                self._forward.keep_routed(batch)
             except Exception as error:
                 failed[sequence.slot] = blame(sequence.slot, "the model cannot run it", error)
         return found
@@ -486,10 +490,11 @@ class Runner:
             hidden = torch.cat(self._dual_batch.run(lambda: self._run(first), lambda: self._run(second)))
             return batch.outputs_of(hidden)
         replayed = self._recorded.run(batch) if self._recorded else None
-        return batch.outputs_of(self._run(batch) if replayed is None else replayed)
+        hidden = self._run(batch) if replayed is None else replayed
+        self._forward.keep_routed(batch)
+        return batch.outputs_of(hidden)
 
     def _run(self, batch: FlatBatch) -> torch.Tensor:
         """Runs the model's code; returns hidden states of the output rows, or of all rows."""
-        forward = self._forward.prepare(batch.inputs, batch.embedded)
         with self._adapters.rows(batch):
-            return forward()
+            return self._forward.prepare(batch.inputs, batch.embedded)()

@@ -7,9 +7,11 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from engine_svc.adapters.adapter import Adapter
 from engine_svc.model_info import ModelInfo
-from engine_svc.plan import PositionLogprobs
+from engine_svc.plan import PositionLogprobs, RoutedExpertsForm
 from engine_svc.requests.outputs import EngineLoad, EngineStatus, FinishReason, SequenceDelta, Usage
 from engine_svc.requests.pooling import PoolingFacts, PoolingInput, PoolingRequest
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
@@ -113,6 +115,8 @@ def add_delta(deltas: Any, delta: SequenceDelta, stream_id: int) -> None:
         _add_logprobs(message.logprobs, delta.logprobs)
     if delta.prompt_logprobs:
         _add_logprobs(message.prompt_logprobs, delta.prompt_logprobs)
+    if delta.routed_experts:
+        message.routed_experts.extend(delta.routed_experts)
     if delta.finish_reason is None:
         return
     message.finish_reason = FINISH_REASONS[delta.finish_reason]
@@ -217,7 +221,12 @@ def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common
         lockstep_ranks=info.lockstep_ranks,
         runner=info.runner,
         pooling=None if info.pooling is None else _from_pooling(info.pooling),
+        routed_experts=None if info.routed_experts is None else _from_routed(info.routed_experts),
     )
+
+
+def _from_routed(form: RoutedExpertsForm) -> common_pb2.RoutedExpertsForm:
+    return common_pb2.RoutedExpertsForm(**msgspec.structs.asdict(form))
 
 
 def _from_pooling(facts: PoolingFacts) -> common_pb2.PoolingInfo:

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Most bytes of log-probabilities kept for a client that does not read.
 _MAX_LARGE_BYTES = 2**30
+_MANY_BYTES = 2**16  # of a delta's routed experts, so that those of a frame with many sequences fit a message
 
 
 class EngineSession:
@@ -137,7 +138,7 @@ class EngineSession:
         self._large.append(frame)
         self._large_bytes += frame.ByteSize()
         if self._large_bytes > _MAX_LARGE_BYTES:
-            self._give_up(Overloaded("The client is not reading its log-probabilities."))
+            self._give_up(Overloaded("The client is not reading its log-probabilities or routed experts."))
 
     def _give_up(self, error: Overloaded) -> None:
         self._overflow = error
@@ -162,5 +163,6 @@ class EngineSession:
 
 
 def _is_large(delta: SequenceDelta) -> bool:
-    """Whether each token of the delta has very many logprobs."""
-    return delta.logprobs is not None and len(delta.logprobs[0].token_ids) > MANY_LOGPROBS
+    """Whether each token of the delta has very many logprobs, or a long prompt's routed experts come with it."""
+    has_many_logprobs = delta.logprobs is not None and len(delta.logprobs[0].token_ids) > MANY_LOGPROBS
+    return has_many_logprobs or sum(map(len, delta.routed_experts or ())) > _MANY_BYTES

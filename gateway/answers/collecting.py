@@ -35,6 +35,7 @@ class CollectedChoice:
         self.token_ids: list[int] = []
         self.scores: list[TokenScore] = []
         self.prompt_scores: Sequence[PromptScore] = ()
+        self.routed_experts: list[bytes] = []
         self.finish = Finish(FinishReason.ABORT)  # until it is known
         self.ended = False
         self._parts: list[tuple[Content | Reasoning | ToolCall, io.StringIO]] = []  # with buffers of their text
@@ -65,6 +66,7 @@ class CollectedChoice:
             self._add_delta(delta)
         self.token_ids += update.token_ids
         self.scores += update.scores
+        self.routed_experts += update.routed_experts
         self.prompt_scores = self.prompt_scores or update.prompt_scores
 
     def _add_delta(self, delta: Delta) -> None:

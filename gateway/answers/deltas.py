@@ -78,6 +78,8 @@ class ChoiceUpdate(msgspec.Struct, frozen=True):
     scores: tuple[TokenScore, ...] = ()  # one per token, if requested
     # Only in the first update of a prompt's first choice. Slow to read for a long prompt.
     prompt_scores: Sequence[PromptScore] = ()
+    # One entry per token, if engines return them: see GenerationDelta.routed_experts.
+    routed_experts: tuple[bytes, ...] = ()
 
     @property
     def finish(self) -> Finish | None:

@@ -132,6 +132,7 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
             self._reason(index, choice.finish),
             choice.finish.stop_reason,
             choice.token_ids if self._with_ids else None,
+            self._routed(choice.routed_experts),
         )
 
     def _reason(self, index: int, finish: Finish) -> str:

@@ -338,6 +338,7 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
             collected.token_ids if self._with_ids else None,
             prompt_logprobs(prompt_scores, texts) if self._body.prompt_logprobs is not None else None,
             None,
+            routed_experts=self._routed(collected.routed_experts),
         )
         self._tell_prompt(choice)
         return choice

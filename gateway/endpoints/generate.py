@@ -73,7 +73,7 @@ class _Answer(GenerationAnswer[CompletionRequest, GenerateChoice]):
         return iter(())
 
     def _choice(self, update: ChoiceUpdate) -> GenerateChoice:
-        choice = GenerateChoice(index=update.index)
+        choice = GenerateChoice(index=update.index, routed_experts=self._routed(update.routed_experts))
         if self._with_text:
             choice.text = content_of(update.deltas)
         if update.scores:
@@ -108,6 +108,7 @@ class _Answer(GenerationAnswer[CompletionRequest, GenerateChoice]):
             logprobs=self._logprobs(choice.scores) if self._body.logprobs is not None else None,
             finish_reason=choice.finish.reason.value,
             stop_reason=choice.finish.stop_reason,
+            routed_experts=self._routed(choice.routed_experts),
         )
 
     def _logprobs(self, scores: Sequence[TokenScore]) -> ChatLogprobs | GenerateLogprobs:

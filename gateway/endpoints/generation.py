@@ -144,6 +144,11 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
             yield event(chunk)
         yield DONE
 
+    def _routed(self, rows: Sequence[bytes]) -> str | UnsetType | None:
+        """Returns a choice's routed experts, if engines return them."""
+        form = self._request.routed_experts
+        return UNSET if form is None else form.encode(rows)
+
     def _usage(self) -> Usage:
         """Returns the request's final usage."""
         usage = self._usage_so_far()

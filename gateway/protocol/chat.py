@@ -103,6 +103,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str | None
     stop_reason: str | int | None
     token_ids: list[int] | None = None
+    routed_experts: str | UnsetType | None = UNSET
 
 
 class ChatCompletion(msgspec.Struct):

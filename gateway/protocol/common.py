@@ -55,6 +55,7 @@ class SamplingFields(ConstraintFields, kw_only=True):
     logits_processors: list[str | LogitsProcessorFields] | None = None
     repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = None
+    routed_experts_prompt_start: int | None = None
     skip_special_tokens: Flag = True
     spaces_between_special_tokens: bool | None = None
     stream_interval: int | None = None
@@ -95,7 +96,6 @@ class GenerationFields(SamplingFields, kw_only=True):
     ec_transfer_params: Any = None
     include_reasoning: bool | None = None
     return_weight_versions: Any = None
-    routed_experts_prompt_start: Any = None
     watermarking: Any = None
 
     @property

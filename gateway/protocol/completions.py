@@ -39,6 +39,7 @@ class CompletionChoice(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_text: str | UnsetType = UNSET
+    routed_experts: str | UnsetType | None = UNSET
 
 
 class Completion(msgspec.Struct):

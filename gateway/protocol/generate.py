@@ -92,6 +92,7 @@ class GenerateChoice(msgspec.Struct, kw_only=True):
     logprobs: Any = None  # GenerateLogprobs, or ChatLogprobs with text: msgspec has no untagged unions of structs
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    routed_experts: str | UnsetType | None = UNSET
 
 
 class GenerateChunk(msgspec.Struct, kw_only=True):

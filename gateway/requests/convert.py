@@ -92,8 +92,7 @@ def make_generation_request(
         request_id=body.request_id or current_request_id(),
         model=model.main_name,
         requested_model=body.model or names[0],
-        # An alias may stand for several models, any of which may answer, so it is kept; the model's own names all
-        # become its first.
+        # An alias may stand for several models, so it is kept; the model's own names all become its first.
         answering_model=names[0] if not body.model or body.model in names else body.model,
         prompts=tuple(truncated),
         sampling=sampling,
@@ -107,6 +106,7 @@ def make_generation_request(
         thinking=thinking,
         priority=caller.priority,
         cache_salt=caller.cache_salt,
+        routed_experts=model.routed_experts,
         max_model_len=model.max_model_len,
         block_size=model.block_size,
         tenant=caller.tenant,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.parser import AnswerParser
+from gateway.answers.routed_experts import RoutedExpertsForm
 from gateway.requests.beams import BeamSearchParameters
 from gateway.requests.named_key import Admission
 from gateway.requests.thinking import Thinking
@@ -78,6 +79,7 @@ class GenerationRequest:
     thinking: Thinking | None = None  # set if reasoning is separated from the answer
     priority: int = 0
     cache_salt: str = ""
+    routed_experts: RoutedExpertsForm | None = None  # set if the answer has them
     max_model_len: int = 0  # ends outputs without max_tokens
     block_size: int = 0  # that the prompts' block keys are for
     tenant: str = ""

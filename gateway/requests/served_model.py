@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from gateway.answers.routed_experts import RoutedExpertsForm
 from quire.media import MediaKind
 from quire.runners import GENERATE
 from quire.sampling import SamplingParameters
@@ -63,6 +64,7 @@ class ServedModel:
     base: str | None = None  # the model's main name, for an adapter
     runner: str = GENERATE  # the kind of requests it serves
     pooling: PoolingModel | None = None  # set if served for pooling
+    routed_experts: RoutedExpertsForm | None = None  # set if answers have them
 
     @property
     def main_name(self) -> str:

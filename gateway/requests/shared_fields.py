@@ -23,6 +23,7 @@ _ONLY_IN_CHATS: Mapping[str, Refused] = MappingProxyType(
         "use_beam_search": Refused(_ONE_ANSWER, (False,)),
         "echo": Refused(_ONE_ANSWER, (False,)),
         "prompt_logprobs": Refused(_NO_PLACE),
+        "routed_experts_prompt_start": Refused(_NO_PLACE, (0,)),
         "return_token_ids": Refused(_NO_PLACE, (False,)),
         "return_prompt_text": Refused(_NO_PLACE, (False,)),
         "stream_interval": Refused("events of this API are not combined; --stream-interval is for chats", (1,)),

@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, PromptScore, TokenScore
 from gateway.answers.pooled import Pooled, PooledPart
+from gateway.answers.routed_experts import RoutedExpertsForm
 from gateway.protocol.fleet import WorkerView
 from gateway.requests.beams import Beam, Likeliest
 from gateway.requests.generation_request import TokenizedPrompt
@@ -52,7 +53,12 @@ def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
         info.accepts_images, info.accepts_videos, info.accepts_audio, info.architecture,
         tuple(map(_adapter, info.adapters)),
         runner=info.runner or GENERATE, pooling=_pooling_model(info.pooling) if info.HasField("pooling") else None,
+        routed_experts=_routed_form(info.routed_experts) if info.HasField("routed_experts") else None,
     )  # fmt: skip
+
+
+def _routed_form(form: common_pb2.RoutedExpertsForm) -> RoutedExpertsForm:
+    return RoutedExpertsForm(form.num_layers, form.experts_per_token, form.id_bytes)
 
 
 def _adapter(info: common_pb2.AdapterInfo) -> Adapter:
@@ -193,16 +199,18 @@ def to_update(index: int, delta: common_pb2.GenerationDelta, text: tokenizer_pb2
         index: of the choice, counted over all prompts.
     """
     deltas: tuple[Delta, ...] = (Content(text.text),) if text.text else ()
+    routed = tuple(delta.routed_experts)
     if not (delta.finish_reason or delta.logprobs or delta.prompt_logprobs or text.HasField("stop_string")):
-        return ChoiceUpdate(index, deltas, tuple(delta.token_ids))
+        return ChoiceUpdate(index, deltas, tuple(delta.token_ids), routed_experts=routed)
     token_ids, scores = tuple(delta.token_ids), _scores(delta, text)
     if text.HasField("stop_string"):
         deltas += (Finish(FinishReason.STOP, text.stop_string),)
-        token_ids, scores = token_ids[: text.tokens_used], scores[: text.tokens_used]
+        used = text.tokens_used
+        token_ids, scores, routed = token_ids[:used], scores[:used], routed[:used]
     elif reason := _FINISH.get(delta.finish_reason):
         deltas += (Finish(reason, _stop_reason(reason, delta)),)
     prompt_scores = _PromptScores(delta.prompt_logprobs) if delta.prompt_logprobs else ()
-    return ChoiceUpdate(index, deltas, token_ids, scores, prompt_scores)
+    return ChoiceUpdate(index, deltas, token_ids, scores, prompt_scores, routed)
 
 
 def token_by_token(delta: common_pb2.GenerationDelta) -> Iterator[common_pb2.GenerationDelta]:
@@ -212,12 +220,13 @@ def token_by_token(delta: common_pb2.GenerationDelta) -> Iterator[common_pb2.Gen
         yield common_pb2.GenerationDelta(
             token_ids=delta.token_ids[place : place + 1], logprobs=delta.logprobs[place : place + 1],
             prompt_logprobs=() if place else delta.prompt_logprobs,
+            routed_experts=delta.routed_experts[place : place + 1],
         )  # fmt: skip
     yield common_pb2.GenerationDelta(
         token_ids=delta.token_ids[last:], logprobs=delta.logprobs[last:],
         prompt_logprobs=() if earlier else delta.prompt_logprobs, finish_reason=delta.finish_reason,
         stop_token_id=delta.stop_token_id if delta.HasField("stop_token_id") else None,
-        ended_by_constraint=delta.ended_by_constraint,
+        ended_by_constraint=delta.ended_by_constraint, routed_experts=delta.routed_experts[last:],
     )  # fmt: skip
 
 

@@ -58,6 +58,7 @@ _TESTS = {
     "tests/clients/test_clients.py": "enable-tokenizer-info-endpoint",
     "tests/engine_svc/config_formats/test_registry.py": "config-format hf-config-path hf-overrides rope-theta",
     "tests/engine_svc/core/test_engine.py": "max-num-batched-tokens",
+    "tests/engine_svc/core/test_routed_experts.py": "enable-return-routed-experts",
     "tests/engine_svc/kv_cache/test_sizing.py": "swap-space enable-chunked-prefill max-num-seqs",
     "tests/engine_svc/loader/formats/test_by_packages.py": "safetensors-load-strategy",
     "tests/engine_svc/loader/formats/test_sharded_state.py": "load-format model-loader-extra-config",

@@ -36,7 +36,6 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
             "that are served",
             (False,),
         ),
-        "routed_experts_prompt_start": Refused("Quire does not record which experts a token was routed to", (0,)),
         "watermarking": Refused("Quire does not watermark outputs", (False,)),
     }
 )

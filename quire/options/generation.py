@@ -52,6 +52,10 @@ class GenerationOptions:
         False, "Accepts prompts as embeddings: prompt_embeds of completions, a safetensors file in base64. Callers can "
         "then put the model into states that no text reaches.",
     )  # fmt: skip
+    enable_return_routed_experts: bool = option(
+        False, "Returns with each answer of a model with experts which experts of each layer its tokens were routed "
+        "to: routed_experts, an array in base64.", affects_output=True,
+    )  # fmt: skip
     skip_tokenizer_init: bool = skip_tokenizer_option()
     logits_processors: tuple[str, ...] = option(
         (), "Fully qualified name of a class derived from quire.logits_processor.LogitsProcessor, applied to every "

@@ -138,7 +138,7 @@ class ChoiceProgress(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., finished: _Optional[bool] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "ignore_eos", "logit_bias", "logprobs", "prompt_logprobs", "bad_words", "allowed_token_ids", "logprob_token_ids", "repetition_detection", "thinking_token_budget", "vllm_xargs", "logits_processors", "reasoning", "processed_logprobs", "num_speculative_tokens")
+    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "ignore_eos", "logit_bias", "logprobs", "prompt_logprobs", "bad_words", "allowed_token_ids", "logprob_token_ids", "repetition_detection", "thinking_token_budget", "vllm_xargs", "logits_processors", "reasoning", "processed_logprobs", "num_speculative_tokens", "routed_experts_prompt_start")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,7 @@ class SamplingParams(_message.Message):
     REASONING_FIELD_NUMBER: _ClassVar[int]
     PROCESSED_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_EXPERTS_PROMPT_START_FIELD_NUMBER: _ClassVar[int]
     n: int
     max_tokens: int
     min_tokens: int
@@ -198,7 +199,8 @@ class SamplingParams(_message.Message):
     reasoning: ReasoningMarks
     processed_logprobs: bool
     num_speculative_tokens: int
-    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., logprob_token_ids: _Optional[_Iterable[int]] = ..., repetition_detection: _Optional[_Union[RepetitionDetection, _Mapping]] = ..., thinking_token_budget: _Optional[int] = ..., vllm_xargs: _Optional[bytes] = ..., logits_processors: _Optional[_Iterable[_Union[LogitsProcessorCall, _Mapping]]] = ..., reasoning: _Optional[_Union[ReasoningMarks, _Mapping]] = ..., processed_logprobs: _Optional[bool] = ..., num_speculative_tokens: _Optional[int] = ...) -> None: ...
+    routed_experts_prompt_start: int
+    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., logprob_token_ids: _Optional[_Iterable[int]] = ..., repetition_detection: _Optional[_Union[RepetitionDetection, _Mapping]] = ..., thinking_token_budget: _Optional[int] = ..., vllm_xargs: _Optional[bytes] = ..., logits_processors: _Optional[_Iterable[_Union[LogitsProcessorCall, _Mapping]]] = ..., reasoning: _Optional[_Union[ReasoningMarks, _Mapping]] = ..., processed_logprobs: _Optional[bool] = ..., num_speculative_tokens: _Optional[int] = ..., routed_experts_prompt_start: _Optional[int] = ...) -> None: ...
 
 class RepetitionDetection(_message.Message):
     __slots__ = ("max_pattern_size", "min_pattern_size", "min_count")
@@ -321,7 +323,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class GenerationDelta(_message.Message):
-    __slots__ = ("stream_id", "choice_index", "token_ids", "logprobs", "prompt_logprobs", "finish_reason", "stop_token_id", "is_final", "usage", "error", "ended_by_constraint", "num_previous_tokens")
+    __slots__ = ("stream_id", "choice_index", "token_ids", "logprobs", "prompt_logprobs", "finish_reason", "stop_token_id", "is_final", "usage", "error", "ended_by_constraint", "num_previous_tokens", "routed_experts")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -334,6 +336,7 @@ class GenerationDelta(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ENDED_BY_CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     NUM_PREVIOUS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     choice_index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -346,7 +349,8 @@ class GenerationDelta(_message.Message):
     error: RequestError
     ended_by_constraint: bool
     num_previous_tokens: int
-    def __init__(self, stream_id: _Optional[int] = ..., choice_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., is_final: _Optional[bool] = ..., usage: _Optional[_Union[GenerationUsage, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., ended_by_constraint: _Optional[bool] = ..., num_previous_tokens: _Optional[int] = ...) -> None: ...
+    routed_experts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, stream_id: _Optional[int] = ..., choice_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., is_final: _Optional[bool] = ..., usage: _Optional[_Union[GenerationUsage, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., ended_by_constraint: _Optional[bool] = ..., num_previous_tokens: _Optional[int] = ..., routed_experts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class GenerationUsage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens", "queue_seconds", "prefill_seconds", "decode_seconds", "preemptions", "router_queue_seconds")
@@ -382,8 +386,18 @@ class RequestError(_message.Message):
     retry_after_ms: int
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., parameter: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
+class RoutedExpertsForm(_message.Message):
+    __slots__ = ("num_layers", "experts_per_token", "id_bytes")
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ID_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_layers: int
+    experts_per_token: int
+    id_bytes: int
+    def __init__(self, num_layers: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., id_bytes: _Optional[int] = ...) -> None: ...
+
 class ModelInfo(_message.Message):
-    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint", "prompt_embeds_size", "batch_invariant", "cpu_kernels", "state_bytes", "adapters", "max_loras", "draft_cache_bytes", "runner", "pooling", "data_parallel_rank", "lockstep_ranks", "accepts_images", "accepts_videos", "accepts_audio", "num_snapshots", "num_host_blocks", "num_host_snapshots", "kv_role")
+    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint", "prompt_embeds_size", "batch_invariant", "cpu_kernels", "state_bytes", "adapters", "max_loras", "draft_cache_bytes", "runner", "pooling", "data_parallel_rank", "lockstep_ranks", "accepts_images", "accepts_videos", "accepts_audio", "num_snapshots", "num_host_blocks", "num_host_snapshots", "kv_role", "routed_experts")
     SERVED_MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -421,6 +435,7 @@ class ModelInfo(_message.Message):
     NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     KV_ROLE_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     served_model_names: _containers.RepeatedScalarFieldContainer[str]
     model: str
     architecture: str
@@ -458,7 +473,8 @@ class ModelInfo(_message.Message):
     num_host_blocks: int
     num_host_snapshots: int
     kv_role: str
-    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., prompt_embeds_size: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., cpu_kernels: _Optional[str] = ..., state_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., max_loras: _Optional[int] = ..., draft_cache_bytes: _Optional[int] = ..., runner: _Optional[str] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., lockstep_ranks: _Optional[int] = ..., accepts_images: _Optional[bool] = ..., accepts_videos: _Optional[bool] = ..., accepts_audio: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_snapshots: _Optional[int] = ..., kv_role: _Optional[str] = ...) -> None: ...
+    routed_experts: RoutedExpertsForm
+    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., prompt_embeds_size: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., cpu_kernels: _Optional[str] = ..., state_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., max_loras: _Optional[int] = ..., draft_cache_bytes: _Optional[int] = ..., runner: _Optional[str] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., lockstep_ranks: _Optional[int] = ..., accepts_images: _Optional[bool] = ..., accepts_videos: _Optional[bool] = ..., accepts_audio: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_snapshots: _Optional[int] = ..., kv_role: _Optional[str] = ..., routed_experts: _Optional[_Union[RoutedExpertsForm, _Mapping]] = ...) -> None: ...
 
 class PoolingInfo(_message.Message):
     __slots__ = ("tasks", "embedding_size", "token_embedding_size", "is_matryoshka", "matryoshka_dimensions", "num_labels", "label_names", "is_cross_encoder", "is_late_interaction", "type_vocab_size", "pooling_type", "normalize", "use_activation", "max_inputs", "prompts", "default_prompt_name")

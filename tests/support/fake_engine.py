@@ -61,6 +61,8 @@ class FakeOptions:
     max_num_batched_tokens: int = 1 << 20
     fingerprint: str = "fake"
     prompt_embeds_size: int = 0
+    # If it returns routed experts: of a token at position p, each number is p.
+    routed_experts: common_pb2.RoutedExpertsForm | None = None
     accepts_images: bool = False
     # How it exchanges blocks: as a kv_producer, requests that hand over end after this many tokens.
     kv_role: str = ""
@@ -249,7 +251,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             default_sampling=common_pb2.SamplingParams(max_tokens=self.options.max_new_tokens),
             adapters=self.adapters.values(), max_loras=self.options.max_loras,
             runner="pooling" if self.options.pooling else "generate", pooling=self.options.pooling,
-            kv_role=self.options.kv_role,
+            kv_role=self.options.kv_role, routed_experts=self.options.routed_experts,
         )  # fmt: skip
         return engine_pb2.GetModelInfoResponse(model_info=info)
 
@@ -389,6 +391,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 num_previous_tokens=produced if tokens else None,
             )  # fmt: skip
             _score(request, delta)
+            if (form := self.options.routed_experts) and tokens:
+                known, start = len(prompt) + produced, request.generation.sampling.routed_experts_prompt_start
+                positions = range(start if not produced else known - 1, known)
+                width = form.num_layers * form.experts_per_token
+                row = [position.to_bytes(form.id_bytes, "little") * width for position in positions]
+                delta.routed_experts.append(b"".join(row))
             request.produced[choice] += len(tokens)
             self.counters.generation_tokens += len(tokens)
             if produced + 1 >= request.limit:

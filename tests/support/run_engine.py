@@ -36,6 +36,7 @@ class Output:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    routed_experts: list[bytes] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     usage: Usage | None = None
@@ -74,6 +75,7 @@ def running_engine(
                 num_snapshots=num_snapshots, snapshot_tokens=size.snapshot_tokens, max_model_len=size.max_model_len,
                 max_num_batched_tokens=spec.max_num_batched_tokens, eos_token_ids=frozenset(eos_token_ids),
                 bidirectional_images=spec.bidirectional_images, num_host_snapshots=num_host_snapshots,
+                routed_experts=spec.routed_experts,
             ),
             clock,
             drafter=drafter,
@@ -124,6 +126,7 @@ def run_requests(engine: Engine, requests: list[GenerationRequest]) -> list[list
             output.token_ids += delta.token_ids
             output.logprobs += delta.logprobs or []
             output.prompt_logprobs += delta.prompt_logprobs or []
+            output.routed_experts += delta.routed_experts or []
             output.finish_reason = delta.finish_reason or output.finish_reason
             output.stop_token_id = delta.stop_token_id
             output.usage = delta.usage or output.usage

@@ -73,9 +73,6 @@ _SERVER: Mapping[str, Answer] = {
 
 _MODEL: Mapping[str, Answer] = {
     "renderer-num-workers": no_effect(_TOKENIZERS, taken=("1",)),
-    "enable-return-routed-experts": refused(
-        "Quire does not record which experts a token was routed to; leave it out."
-    ),
     "return-sampling-mask": refused("Quire does not return which tokens could be sampled; use logprobs."),
     "reasoning-config": refused(
         "The tokens that delimit reasoning follow from --reasoning-parser; requests may limit it with "

@@ -82,12 +82,19 @@ def test_steps_with_prompts_are_replayed(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
     sampling = replace(GREEDY, max_tokens=2)
+    routed = family == "qwen3-moe"
     with running_engine(
-        folder, attention_backend="triton", max_num_seqs=2, max_num_batched_tokens=30, long_prefill_token_threshold=25
-    ) as engine:
+        folder, attention_backend="triton", max_num_seqs=2, max_num_batched_tokens=30, long_prefill_token_threshold=25,
+        enable_return_routed_experts=routed,
+    ) as engine:  # fmt: skip
         found = run(engine, prompts, replace(sampling, logprobs=4))
         assert recorder.replays == engine.load().step  # every step
     check_answers(folder, prompts, found, 2)
+    if routed:
+        monkeypatch.undo()
+        with running_engine(folder, enable_return_routed_experts=True) as engine:
+            plain = run(engine, prompts, sampling)
+        assert [each.routed_experts for (each,) in found] == [each.routed_experts for (each,) in plain]
     assert recorder.recorded == 2 + 2  # for 1 and 2 decoding sequences, and for 8 and 30 tokens
 
 
