@@ -44,6 +44,7 @@ class ModelInfo:
     accepts_videos: bool = False
     accepts_audio: bool = False
     encoder_tokens: int = 0
+    frames_per_token: int = 0
     bidirectional_images: bool = False
     image_window: int | None = None
     cpu_kernels: str = ""
@@ -75,6 +76,7 @@ class ModelInfo:
             prompt_embeds_size=self.prompt_embeds_size,
             accepts_media=self.accepts_images or self.accepts_videos or self.accepts_audio,
             encoder_tokens=self.encoder_tokens,
+            frames_per_token=self.frames_per_token,
             max_image_tokens=self.max_num_batched_tokens if self.bidirectional_images else None,
             image_window=self.image_window,
             routed_experts=self.routed_experts,
@@ -153,6 +155,7 @@ def make_model_info(
         accepts_videos=spec.accepts_videos,
         accepts_audio=spec.accepts_audio,
         encoder_tokens=spec.encoder_tokens,
+        frames_per_token=spec.frames_per_token,
         bidirectional_images=spec.bidirectional_images,
         image_window=min(filter(None, spec.windows), default=None) if spec.bidirectional_images else None,
         cpu_kernels=spec.cpu_kernels,

@@ -263,6 +263,7 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     accepts_videos: bool = False
     accepts_audio: bool = False
     encoder_tokens: int = 0  # see ModelFacts
+    frames_per_token: int = 0  # the same
     bidirectional_images: bool = False  # see ModelFacts.whole_image_tokens
     cpu_kernels: str = ""  # on a CPU: the level of the C++ kernels, or torch
     batch_invariant: bool = False  # results of a sequence do not depend on the rest of the batch

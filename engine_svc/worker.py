@@ -291,6 +291,7 @@ def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts
         block_size=spec.block_size,
         num_stages=spec.num_stages,
         bidirectional_images=spec.bidirectional_images,
+        frames_per_token=spec.frames_per_token,
         windows=spec.windows,
         has_states=spec.state_bytes > 0,
         num_snapshots=size.num_snapshots,

@@ -79,6 +79,11 @@ class Image:
         """Whether it is an audio, also after its features have been dropped."""
         return any(each.name in FEATURE_MASKS for each in self.inputs)
 
+    @property
+    def num_frames(self) -> int:
+        """Frames of an audio's spectrograms, also after these have been dropped; 0 if it is none."""
+        return next((math.prod(each.shape) for each in self.inputs if each.name in FEATURE_MASKS), 0)
+
     def at(self, offset: int, num_tokens: int) -> Image:
         """The image at another place; its digest need not be computed again."""
         placed = replace(self, offset=offset, num_tokens=num_tokens)

@@ -19,15 +19,16 @@ _FLOOR, _RANGE = 1e-10, 8.0  # the least power; powers of ten below the greatest
 class LogMel:
     """Makes the spectrograms of a model."""
 
-    def __init__(self, num_mels: int, rate: int, num_fft: int, hop: int) -> None:
+    def __init__(self, num_mels: int, rate: int, num_fft: int, hop: int, greatest: float | None = None) -> None:
         """
         Args:
             num_mels: bands of a spectrogram.
             rate: samples a second.
             num_fft: samples that a frame looks at.
             hop: samples from a frame to the next.
+            greatest: power of ten that counts as the greatest one; None means that of the samples themselves.
         """
-        self._num_fft, self._hop = num_fft, hop
+        self._num_fft, self._hop, self._greatest = num_fft, hop, greatest
         self._filters: Floats = mel_filter_bank(
             num_frequency_bins=1 + num_fft // 2, num_mel_filters=num_mels, min_frequency=0.0,
             max_frequency=_MAX_FREQUENCY, sampling_rate=rate, norm="slaney", mel_scale="slaney",
@@ -45,4 +46,5 @@ class LogMel:
             spectra = np.fft.rfft(frames[some] * self._window)
             powers = (spectra.real**2 + spectra.imag**2) @ self._filters
             found[:, some] = np.log10(np.maximum(powers, _FLOOR)).T
-        return np.asarray((np.maximum(found, found.max() - _RANGE) + 4.0) / 4.0, np.float32)
+        greatest = found.max() if self._greatest is None else self._greatest
+        return np.asarray((np.maximum(found, greatest - _RANGE) + 4.0) / 4.0, np.float32)

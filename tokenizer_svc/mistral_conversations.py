@@ -131,6 +131,9 @@ class MistralConversations:
                 f"chat_template_kwargs has {TRANSCRIPTION}, which is for conversations with nothing but an audio.",
                 "chat_template_kwargs",
             )
+        own: Any = self._tokenizer.instruct_tokenizer
+        if own.audio_encoder.audio_config.is_streaming:
+            return [*own.start(), own.audio_encoder.streaming_pad]  # the token that stands for the audio, as above
         request = TranscriptionRequest(model="", audio="audio", language=language or None)
         tokens: list[int] = self._tokenizer.encode_transcription(request).tokens
         return tokens

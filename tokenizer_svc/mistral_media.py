@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from mistral_common.tokens.tokenizers.audio import OFFLINE_STREAMING_BUFFER_TOKENS
 from mistral_common.tokens.tokenizers.image import DATASET_MEAN, DATASET_STD
 from PIL import Image
 
 from quire.images import PIXELS
 from quire.media import MediaKind
-from quire.tokenizer.tekken import AUDIO, IMAGE, IMAGE_BREAK, IMAGE_END
+from quire.tokenizer.tekken import AUDIO, IMAGE, IMAGE_BREAK, IMAGE_END, STREAMING_PAD, delay_tokens, is_live
 from tokenizer_svc.audio_decoder import Samples
 from tokenizer_svc.audio_processor import AudioProcessor, Mask
 from tokenizer_svc.audio_settings import AudioSettings
 from tokenizer_svc.image_decoder import decode_image
-from tokenizer_svc.log_mel import Floats
+from tokenizer_svc.log_mel import Floats, LogMel
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.normalization import scale_and_shift
 from tokenizer_svc.processed import Processed
@@ -86,19 +88,25 @@ class MistralImages:
 class MistralAudio(AudioProcessor):
     """Voxtral: silence fills audio up to whole parts of 30 s, and counts as audio. The spectrogram is made of all."""
 
+    token = AUDIO
+
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """
         Args:
             settings: see `tekken_media`.
         """
         spectrogram = settings["audio_encoding_config"]
-        self._chunk = int(settings["chunk_length_s"] * settings["sampling_rate"])
         self._hop: int = spectrogram["hop_length"]
         self._frames_per_token: int = int(settings["sampling_rate"] // settings["frame_rate"]) // self._hop
-        super().__init__(AUDIO, settings["token_id"], AudioSettings(
-            "", AUDIO, _MAX_SECONDS, spectrogram["num_mel_bins"], settings["sampling_rate"], self._hop,
+        self._chunk = self._chunk_of(settings)
+        super().__init__(self.token, settings["token_id"], AudioSettings(
+            "", self.token, _MAX_SECONDS, spectrogram["num_mel_bins"], settings["sampling_rate"], self._hop,
             spectrogram["window_size"],
         ))  # fmt: skip
+
+    def _chunk_of(self, settings: Mapping[str, Any]) -> int:
+        """Samples of a part."""
+        return int(settings["chunk_length_s"] * settings["sampling_rate"])
 
     def _features(self, samples: Samples) -> tuple[Floats, Mask]:
         """See AudioProcessor."""
@@ -112,6 +120,43 @@ class MistralAudio(AudioProcessor):
         return num_frames // self._frames_per_token
 
 
+class MistralLiveAudio(MistralAudio):
+    """Voxtral Realtime, which hears a recording while it writes: a prompt has tokens for its beginning only.
+
+    There is silence before it and after it, so that the text, which is behind it, comes to its end.
+    """
+
+    token = STREAMING_PAD
+    _GREATEST = 1.5  # see LogMel: how loud the recording becomes cannot be known
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """See MistralAudio."""
+        super().__init__(settings)
+        delay = delay_tokens(settings)
+        self._before: int = settings["streaming_n_left_pad_tokens"]
+        self._in_prompt: int = self._before + delay
+        self._after = delay + 1 + OFFLINE_STREAMING_BUFFER_TOKENS
+
+    @functools.cached_property
+    def _log_mel(self) -> LogMel:
+        own = self._settings
+        return LogMel(own.feature_size, own.sampling_rate, own.n_fft, own.hop_length, self._GREATEST)
+
+    def _chunk_of(self, settings: Mapping[str, Any]) -> int:
+        """See MistralAudio: those of a token."""
+        return self._frames_per_token * self._hop
+
+    def _features(self, samples: Samples) -> tuple[Floats, Mask]:
+        """See AudioProcessor: a single row."""
+        each = self._chunk
+        features = self._log_mel.of(np.pad(samples, (self._before * each, -len(samples) % each + self._after * each)))
+        return features[None], np.ones((1, features.shape[1]), np.bool_)
+
+    def _num_tokens(self, num_frames: int) -> int:
+        """See AudioProcessor: those that the text is behind."""
+        return self._in_prompt
+
+
 def load_mistral_media(
     settings: Mapping[str, Mapping[str, Any]],
 ) -> tuple[MistralImages | None, MistralAudio | None]:
@@ -123,4 +168,5 @@ def load_mistral_media(
     Raises: KeyError or others if settings are missing or malformed.
     """
     images, audio = settings.get(MediaKind.IMAGE), settings.get(MediaKind.AUDIO)
-    return MistralImages(images) if images else None, MistralAudio(audio) if audio else None
+    hearing = MistralLiveAudio if audio and is_live(audio) else MistralAudio
+    return MistralImages(images) if images else None, hearing(audio) if audio else None

@@ -31,7 +31,14 @@ def with_media(params: Mapping[str, Any], text: dict[str, Any]) -> dict[str, Any
         return text
     part = _with_images(vision) if vision else _with_audio(audio)
     own = {name: value for name, value in text.items() if name not in (*_OF_WHOLE, "architectures")}
+    if is_live(part):
+        own["model_type"] = "voxtral_realtime_text"
     return {**{name: text[name] for name in _OF_WHOLE if name in text}, **part, "text_config": own}
+
+
+def is_live(config: Mapping[str, Any]) -> bool:
+    """Whether it is the configuration of a model that hears a recording while it writes: Voxtral Realtime."""
+    return config.get("model_type") == "voxtral_realtime"
 
 
 def _with_images(vision: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,10 +76,10 @@ def _with_images(vision: Mapping[str, Any]) -> dict[str, Any]:
 def _with_audio(whisper: Mapping[str, Any]) -> dict[str, Any]:
     """Voxtral: Whisper's encoder, four of whose rows are an embedding."""
     encoder = whisper["encoder_args"]
-    if encoder.get("causal") or encoder.get("pos_embed", "sinusoidal") != "sinusoidal":
-        raise StartupError(
-            "params.json has an audio encoder for live audio (Voxtral Realtime), which is not supported."
-        )
+    if encoder.get("causal"):
+        return _with_live_audio(encoder, whisper)
+    if (positions := encoder.get("pos_embed", "sinusoidal")) != "sinusoidal":
+        raise StartupError(f"params.json has pos_embed {positions!r} of an encoder that is not causal; expected none.")
     factor = (whisper.get("downsample_args") or {}).get("downsample_factor", 4)
     if encoder["dim"] * factor != encoder["hidden_dim"]:
         raise StartupError(f"params.json has downsample_factor {factor}; expected hidden_dim / dim of the encoder.")
@@ -85,4 +92,22 @@ def _with_audio(whisper: Mapping[str, Any]) -> dict[str, Any]:
             "num_mel_bins": encoder["audio_encoding_args"]["num_mel_bins"],
             "max_source_positions": encoder.get("max_source_positions") or 1500,
         },
+    }  # fmt: skip
+
+
+def _with_live_audio(encoder: Mapping[str, Any], whisper: Mapping[str, Any]) -> dict[str, Any]:
+    """Voxtral Realtime: an encoder built like a text model, with a window."""
+    names = {
+        "dim": "hidden_size", "hidden_dim": "intermediate_size", "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads", "head_dim": "head_dim", "norm_eps": "rms_norm_eps",
+        "sliding_window": "sliding_window",
+    }  # fmt: skip
+    own = {ours: encoder[name] for name, ours in names.items() if name in encoder} | {
+        "model_type": "voxtral_realtime_encoder", "num_mel_bins": encoder["audio_encoding_args"]["num_mel_bins"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": encoder.get("rope_theta", 10_000.0)},
+    }  # fmt: skip
+    return {
+        "architectures": ["VoxtralRealtimeForConditionalGeneration"], "model_type": "voxtral_realtime",
+        "audio_config": own, "projector_hidden_act": "gelu", "audio_length_per_tok": 8,
+        "downsample_factor": (whisper.get("downsample_args") or {}).get("downsample_factor", 4),
     }  # fmt: skip

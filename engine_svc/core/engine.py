@@ -53,6 +53,7 @@ class EngineFacts(KvCacheFacts):
     max_model_len: int  # at most the tokens of one sequence that the blocks hold
     eos_token_ids: frozenset[int] = frozenset()
     bidirectional_images: bool = False  # see ModelFacts.whole_image_tokens
+    frames_per_token: int = 0  # see ModelFacts
     routed_experts: RoutedExpertsForm | None = None  # None if they are not returned
 
 
@@ -95,7 +96,7 @@ class Engine:
         budget = facts.max_num_batched_tokens
         self._scheduler = Scheduler(
             self._kv_cache, options.scheduler, budget, drafter, lookahead, adapters, facts.num_stages,
-            whole_images=facts.bidirectional_images,
+            whole_images=facts.bidirectional_images, frames_per_token=facts.frames_per_token,
         )  # fmt: skip
         self._statistics = EngineStatistics()
         self._requests = LiveRequests(self._scheduler, clock, self._statistics)
@@ -159,7 +160,8 @@ class Engine:
         live = LiveRequest(key, request, self._facts.eos_token_ids, arrival)
         order = (self._policy.rank(request.priority), next(self._arrivals))
         seed = self._seeds.draw() if request.sampling.seed is None else request.sampling.seed
-        live.sequences = make_sequences(live, order, self._facts.max_model_len, seed)
+        limits = self._facts.max_model_len, self._facts.frames_per_token
+        live.sequences = make_sequences(live, order, *limits, seed=seed)
         if form := self._facts.routed_experts:
             for each in live.sequences:
                 start = request.sampling.routed_experts_prompt_start

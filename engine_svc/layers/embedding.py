@@ -34,7 +34,7 @@ class ImageExtras:
 
 @dataclass(frozen=True)
 class EmbeddedRows:
-    """Rows of a batch whose embeddings are given and replace those of their token ids."""
+    """Rows of a batch whose embeddings are given: in place of those of their token ids, or in addition to them."""
 
     rows: torch.Tensor  # int64 [rows]
     values: torch.Tensor  # [rows, hidden_size]
@@ -47,6 +47,10 @@ class EmbeddedRows:
     def put(self, hidden: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """The embeddings [tokens, hidden_size] of a batch, with these rows replaced by their values times `scale`."""
         return hidden.index_copy(0, self.rows, self.values if scale == 1.0 else self.values * scale)
+
+    def add(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The embeddings [tokens, hidden_size] of a batch, with the values added to those of these rows."""
+        return hidden.index_add(0, self.rows, self.values)
 
     def part(self, first: int, last: int) -> EmbeddedRows:
         """The given embeddings of batch rows `first` to `last` (exclusive), with row indices relative to `first`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from engine_svc.layers.context import LayerContext
+from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part
 from engine_svc.ops.base import Affine, Ops
@@ -37,6 +39,34 @@ class RMSNorm(torch.nn.Module):
         if residual is None:
             return self._ops.rms_norm(hidden, self.weight, self.epsilon, output)
         return self._ops.add_rms_norm(hidden, residual, self.weight, self.epsilon)
+
+
+class DelayNorm(RMSNorm, PackedLayer):
+    """RMSNorm whose result is scaled by a function of a delay (Voxtral Realtime).
+
+    The delay is known when the model is loaded, so the scale becomes part of the weight.
+    """
+
+    _INNER_SIZE = 32
+
+    def __init__(self, size: int, epsilon: float, delay: int, *, context: LayerContext) -> None:
+        """
+        Args:
+            delay: in tokens.
+        """
+        super().__init__(size, epsilon, context=context)
+        self._delay = delay
+        self.inner = LoadedParameter((self._INNER_SIZE, size), context.dtype, context.device)
+        self.outer = LoadedParameter((size, self._INNER_SIZE), context.dtype, context.device)
+
+    def pack(self) -> None:
+        """See PackedLayer.pack."""
+        half = self.weight.shape[0] // 2
+        places = torch.arange(half, dtype=torch.float32, device=self.weight.device)
+        angles = self._delay * torch.exp(places * (-math.log(10_000.0) / half))
+        inner = torch.nn.functional.gelu(self.inner.float() @ torch.cat([angles.cos(), angles.sin()]))
+        self.weight.mul_(1 + self.outer.float() @ inner)
+        del self.inner, self.outer
 
 
 class LayerNorm(torch.nn.Module):

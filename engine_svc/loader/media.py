@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +15,12 @@ from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.whole import all_tensors
 from engine_svc.loader.internvl import encoder_tensors, is_published
 from engine_svc.loader.names import is_of_text
-from engine_svc.models.registry import takes_audio, takes_images, takes_media, takes_videos
+from engine_svc.models.registry import LIVE_AUDIO_MODELS, takes_audio, takes_images, takes_media, takes_videos
+from quire.errors import StartupError
 from quire.media import MediaKind
 from quire.options.engine import EngineOptions
 from quire.options.multimodal import most
+from quire.tokenizer import tekken
 
 if TYPE_CHECKING:
     from engine_svc.media.base import MediaEncoder
@@ -45,6 +48,27 @@ def with_head_told(folder: Path, config: dict[str, Any], options: EngineOptions)
     return {**config, "tie_word_embeddings": not has_head}
 
 
+def with_delay_told(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a model that hears a recording while it writes, with the delay that its prompts have.
+
+    That is in tekken.json. Other models' configurations are returned unchanged.
+
+    Raises:
+        StartupError: the file cannot be read, or says nothing about it.
+    """
+    if not _is_live(config):
+        return config
+    file = folder / tekken.FILE
+    try:
+        delay = tekken.delay_tokens(json.loads(file.read_bytes())["audio"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StartupError(
+            f"{file} cannot be read: {type(error).__name__}: {error}. The model needs it, with transcription_delay_ms "
+            "and frame_rate of its audio."
+        ) from error
+    return {**config, "default_num_delay_tokens": delay}
+
+
 def load_encoder_of(
     folder: Path, config: Mapping[str, Any], options: EngineOptions, dtype: torch.dtype, device: torch.device
 ) -> MediaEncoder | None:
@@ -58,6 +82,8 @@ def load_encoder_of(
     """
     kinds = _kinds(config, options.images.limit_mm_per_prompt)
     if not kinds:
+        if _is_live(config):
+            raise StartupError("--limit-mm-per-prompt audio=0: the model does nothing without audio. Leave it out.")
         return None
     source = create_format(folder, options.load)
     if not source.is_random and not isinstance(source, CheckpointFormat):
@@ -78,6 +104,10 @@ def load_encoder_of(
     hears, sees = MediaKind.AUDIO in kinds, bool(kinds - {MediaKind.AUDIO})
     encoder = OmniEncoder if hears and sees else AudioEncoder if hears else ImageEncoder
     return encoder(model, kinds, dtype, device)
+
+
+def _is_live(config: Mapping[str, Any]) -> bool:
+    return any(name in LIVE_AUDIO_MODELS for name in config.get("architectures") or ())
 
 
 def _tensors(source: LoadFormat, model_type: str) -> dict[str, torch.Tensor] | None:

@@ -28,7 +28,7 @@ from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.whole import all_tensors
 from engine_svc.loader.host_weights import host_weights_of
-from engine_svc.loader.media import load_encoder_of, with_head_told
+from engine_svc.loader.media import load_encoder_of, with_delay_told, with_head_told
 from engine_svc.loader.names import parameter_of_module
 from engine_svc.loader.own_dtype import read_config_to_load
 from engine_svc.lora.layers import AdapterLayers
@@ -149,7 +149,7 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
             "--kv-cache-dtype bfloat16 is for models that ask for an 8-bit KV cache, which this one does not; leave "
             "it at auto, which is the model's own type."
         )
-    config = with_head_told(folder, config, options)
+    config = with_delay_told(folder, with_head_told(folder, config, options))
     if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
         loaded = _load_from_transformers(folder, config, options, groups, device)
     else:

@@ -18,6 +18,7 @@ from quire.media import MediaKind, filled_up
 
 _MOST_FRAMES = 3000  # of an audio for Gemma 4: 30 s
 _MOST_ROWS = 8  # pieces of an audio that are encoded at once, so that memory stays bounded
+_FRAMES_AT_ONCE = 1600  # the same, of one whose frames hear only those before them
 
 
 class AudioEncoder:
@@ -34,13 +35,18 @@ class AudioEncoder:
         self.kinds = kinds
         config = model.config
         is_whole = config.is_encoder_decoder
-        self.token_ids: Sequence[int] | None = None if is_whole else [config.audio_token_id]
+        self.frames_per_token: int = getattr(config, "audio_length_per_tok", 0)
+        self.token_ids: Sequence[int] | None = None
+        if not is_whole and not self.frames_per_token:
+            self.token_ids = [config.audio_token_id]
         self._model = model
         self._dtype, self._device = dtype, device
-        self._checks = _AudioChecks(config if is_whole else config.audio_config)
+        self._checks = _AudioChecks(config if is_whole else config.audio_config, self.frames_per_token)
         self._features: Callable[[torch.Tensor, torch.Tensor], Any]
         if is_whole:
             self._features = self._of_encoder
+        elif self.frames_per_token:
+            self._features = self._of_live
         elif config.model_type == "voxtral":
             self._features = self._of_voxtral
         elif config.model_type in ("gemma4", "gemma4_unified"):
@@ -79,6 +85,19 @@ class AudioEncoder:
         """
         return self._model.get_audio_features(features)
 
+    def _of_live(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Of Voxtral Realtime, whose encoder is made for audio that is still coming.
+
+        Args: see `_of_qwen2`; a single row.
+        """
+        found: list[torch.Tensor] = []
+        caches: dict[str, Any] = {}
+        for some in features.split(_FRAMES_AT_ONCE, dim=-1):
+            encoded = self._model.get_audio_features(some, use_cache=True, **caches)
+            caches = {name: encoded[name] for name in ("past_key_values", "padding_cache")}
+            found.append(encoded.pooler_output)
+        return torch.cat(found, dim=1)
+
     def _of_gemma4(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Of Gemma 4, which encodes padding too.
 
@@ -114,14 +133,15 @@ class AudioEncoder:
 class _AudioChecks:
     """What an audio encoder was made for; see unfit.py for why that matters."""
 
-    def __init__(self, audio: Any) -> None:
+    def __init__(self, audio: Any, frames_per_token: int = 0) -> None:
         """
         Args:
             audio: configuration of the encoder.
+            frames_per_token: see ModelFacts.
         """
         names = ("max_source_positions", "max_position_embeddings")
         # Encoders of pieces of one length, those of one piece of any length, cut into windows, and Gemma 4's.
-        self._window: int = 2 * getattr(audio, "n_window", 0)
+        self._window: int = frames_per_token or 2 * getattr(audio, "n_window", 0)
         self._frames: int = 2 * next((getattr(audio, name) for name in names if hasattr(audio, name)), 0)
         self._is_upright = not (self._window or self._frames)  # whether frames come before the bands of each
         sizes = ("audio_embed_dim", "num_mel_bins")

@@ -31,10 +31,12 @@ class MediaEncoder(Protocol):
     Attributes:
         kinds: what prompts may have.
         token_ids: the tokens that prompts have in place of embeddings; None if they have nothing between these.
+        frames_per_token: see ModelFacts.
     """
 
     kinds: frozenset[MediaKind]
     token_ids: Sequence[int] | None
+    frames_per_token: int
 
     def encode(self, image: Image) -> EncodedImage:
         """Encodes an image, a video or an audio.

@@ -33,6 +33,8 @@ class ImageEncoder:
     Attributes: see MediaEncoder.
     """
 
+    frames_per_token = 0
+
     def __init__(self, model: Any, kinds: frozenset[MediaKind], dtype: torch.dtype, device: torch.device) -> None:
         """
         Args:

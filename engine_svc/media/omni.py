@@ -23,6 +23,8 @@ class OmniEncoder:
     Attributes: see MediaEncoder.
     """
 
+    frames_per_token = 0
+
     def __init__(self, model: Any, kinds: frozenset[MediaKind], dtype: torch.dtype, device: torch.device) -> None:
         """
         Args:

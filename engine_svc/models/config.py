@@ -141,6 +141,9 @@ class ModelFacts:
     # text (encoder-decoder models); and the rows of that output, which are fewer. Text is no longer than these.
     encoder_tokens: int = 0
     encoder_rows: int = 0
+    # Frames of a recording that each token of a sequence hears, from the first token on: their embedding is added to
+    # the token's (Voxtral Realtime). 0 means that embeddings take the place of a prompt's tokens.
+    frames_per_token: int = 0
     # Tokens of an image, if they attend to all of it, also to those after them: one step must compute the whole image.
     whole_image_tokens: int = 0
     windows_on_whole_images: bool = False  # then they do so in layers with a window only
@@ -262,6 +265,8 @@ class ModelConfig(ModelFacts):
     recurrent_name: str = "mixer"  # name of recurrent layers in checkpoints, after `module_names` and `renames`
     multipliers: Multipliers | None = None
     balance: Balance | None = None  # of residual norms
+    # Tokens by which a text is behind the recording that it writes down: the norms before feed-forward depend on it.
+    delay_tokens: int | None = None
     norm_offset: float = 0.0  # to be added to the checkpoint's norm weights
     output_norm_factor: float = 1.0  # on the weights of norms around attention and feed-forward that come after them
     latent: LatentConfig | None = None

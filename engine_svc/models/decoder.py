@@ -252,7 +252,8 @@ class Decoder(torch.nn.Module):
     def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor, embedded: EmbeddedRows | None) -> torch.Tensor:
         hidden: torch.Tensor = self.embed_tokens(token_ids)
         if embedded is not None:
-            hidden = embedded.put(hidden, self.config.embedding_multiplier)
+            adds, factor = self.config.frames_per_token > 0, self.config.embedding_multiplier
+            hidden = embedded.add(hidden) if adds else embedded.put(hidden, factor)
         if self.project_in is not None:
             hidden = self.project_in(hidden)
         if self.positions is not None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from engine_svc.layers.context import LayerContext
-from engine_svc.layers.norm import LayerNorm, RMSNorm
+from engine_svc.layers.norm import DelayNorm, LayerNorm, RMSNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, CrossCache, LayerCache, StepInputs
 from engine_svc.models.compressed_attention import CompressedAttention
 from engine_svc.models.config import ModelConfig
@@ -61,6 +61,10 @@ class DecoderLayer(torch.nn.Module):
         for name in self.norms:
             factor = config.output_norm_factor if name in self.output_norms else 1.0
             setattr(self, name, hidden_norm(config, context, factor))
+        if config.delay_tokens is not None:
+            self.post_attention_layernorm = DelayNorm(
+                config.hidden_size, config.norm_eps, config.delay_tokens, context=context
+            )
         self._mixes = attends or self.state_shape is not None
         if not (is_alone and self._mixes) and config.pruned.get(index, WHOLE).feed_forward == "whole":
             self.add_module(feed_forward_name, _feed_forward(config, context.at(feed_forward_name), index))

@@ -140,6 +140,7 @@ ARCHITECTURES = {
     "TeleChatForCausalLM": "engine_svc.models.telechat",
     "TeleChat3ForCausalLM": "engine_svc.models.llama",
     "VaultGemmaForCausalLM": "engine_svc.models.gemma",
+    "VoxtralRealtimeForConditionalGeneration": "engine_svc.models.voxtral_realtime",
     "WhisperForConditionalGeneration": "engine_svc.models.whisper",
     "XGLMForCausalLM": "engine_svc.models.opt",
     "XverseForCausalLM": "engine_svc.models.llama",
@@ -238,8 +239,11 @@ AUDIO_MODELS = frozenset({
     "Qwen3ASRForConditionalGeneration",
     "Qwen3OmniMoeThinkerForConditionalGeneration",
     "VoxtralForConditionalGeneration",
+    "VoxtralRealtimeForConditionalGeneration",
     "WhisperForConditionalGeneration",
 })  # fmt: skip
+# Those of them that hear a recording while they write (see ModelFacts.frames_per_token).
+LIVE_AUDIO_MODELS = frozenset({"VoxtralRealtimeForConditionalGeneration"})
 # Those of them of which only some hear: the part of the configuration that those have.
 _HEARING_PARTS = {
     "Gemma4ForConditionalGeneration": "audio_config", "Gemma4UnifiedForConditionalGeneration": "audio_config",
@@ -286,6 +290,7 @@ TEXT_TYPES = {
     "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
+    "voxtral_realtime_text": "VoxtralRealtimeForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
 }
 # Text models whose types Transformers does not know; it takes their configurations for Llama's.

@@ -22,17 +22,22 @@ def sequence_seed(seed: int, choice_index: int) -> int:
     return (mixed ^ (mixed >> 31)) >> 1
 
 
-def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int, seed: int) -> list[Sequence]:
+def make_sequences(
+    live: LiveRequest, order: tuple[int, int], max_model_len: int, frames_per_token: int = 0, *, seed: int
+) -> list[Sequence]:
     """Creates the request's n sequences, except those that another worker has finished. None is scheduled yet.
 
     Args:
         order: rank and arrival, see Sequence.order.
         max_model_len: bounds the length of the sequences, in addition to max_tokens.
+        frames_per_token: see ModelFacts; sequences end with the recording that they hear.
         seed: the request's own seed, or one drawn for it.
     """
     sampling, progress, adapter = live.request.sampling, live.request.progress, live.request.adapter
     prompt, contents = live.request.num_prompt_tokens, live.request.contents
     wanted = max_model_len if sampling.max_tokens is None else prompt + sampling.max_tokens
+    most = min(wanted, max_model_len)
+    heard = live.request.images[0].num_frames // frames_per_token if frames_per_token else most + 1
     unfinished = [choice for choice in range(sampling.n) if not (progress and progress[choice].finished)]
     # The prompt's log-probabilities were sent with choice 0's first token, if there was one.
     told = bool(progress) and (progress[0].finished or bool(progress[0].token_ids))
@@ -42,13 +47,14 @@ def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int
             choice,
             (*order, choice),
             _sampling_plan(sampling, sequence_seed(seed, choice), live, choice == 0 and prompt > 1 and not told),
-            min(wanted, max_model_len),
+            min(most, heard),
             BlockTable(
                 live.request.cache_salt,
                 contents=contents,
                 adapter="" if adapter is None else adapter.revision,
                 offer=Offer(live.request.kv_source, prompt) if live.request.kv_source else Offer(),
             ),
+            hears_all=heard <= most,
         )
         for choice in unfinished
     ]

@@ -102,6 +102,7 @@ class RequestLimits:
     accepts_media: bool = False  # images, videos or audio
     # Tokens that each prompt begins with and that stand for its only recording; 0 means that prompts are as they like.
     encoder_tokens: int = 0
+    frames_per_token: int = 0  # of a recording, which each token of a sequence hears: see ModelFacts
     max_image_tokens: int | None = None  # most tokens of an image; None means any number
     image_window: int | None = None  # the same, beyond which some layers would not see all of it
     routed_experts: RoutedExpertsForm | None = None  # None if they are not returned

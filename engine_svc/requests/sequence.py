@@ -77,8 +77,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "_tokens", "adapter_slot", "choice_index", "first_step", "follower", "generates", "last_step", "max_length",
-        "num_computed_tokens", "num_pending_tokens", "num_prompt_tokens", "order", "owner", "repetition",
+        "_tokens", "adapter_slot", "choice_index", "first_step", "follower", "generates", "hears_all", "last_step",
+        "max_length", "num_computed_tokens", "num_pending_tokens", "num_prompt_tokens", "order", "owner", "repetition",
         "routed", "sampling", "slot", "state", "table", "token_ids", "wants_prompt_logprobs",
     )  # fmt: skip
 
@@ -90,12 +90,15 @@ class Sequence:
         sampling: SamplingPlan,
         max_length: int,
         table: BlockTable,
+        *,
+        hears_all: bool = False,
     ) -> None:
         self.owner = owner
         self.choice_index = choice_index
         self.order = order  # rank, arrival, choice: smaller goes first
         self.sampling = sampling
         self.max_length = max_length  # of prompt and output combined
+        self.hears_all = hears_all  # that length is the end of the recording that it writes down
         self.table = table
         progress = owner.request.progress
         self._tokens = owner.request.held_token_ids + (progress[choice_index].token_ids if progress else [])

@@ -38,7 +38,7 @@ def find_ending(sequence: Sequence, token_ids: list[int]) -> Ending | None:
         if token_id in live.ending_token_ids and num_output_tokens > min_tokens:
             return Ending(count, FinishReason.STOP, None if token_id in live.eos_token_ids else token_id)
         if known + count >= sequence.max_length:
-            return Ending(count, FinishReason.LENGTH)
+            return Ending(count, FinishReason.STOP if sequence.hears_all else FinishReason.LENGTH)
         if repetition and repetition.advance(token_id) and num_output_tokens >= min_tokens:
             return Ending(count, FinishReason.REPETITION)
     return None

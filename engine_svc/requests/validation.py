@@ -104,6 +104,8 @@ def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
         _check_images(request, limits)
     if limits.encoder_tokens:
         _check_encoded(request, limits.encoder_tokens)
+    if limits.frames_per_token:
+        _check_heard(request, limits.frames_per_token)
     if request.prompt_embeds is not None:
         _check_embeds(request, request.prompt_embeds, limits)
         return
@@ -177,6 +179,18 @@ def _check_encoded(request: GenerationRequest, encoder_tokens: int) -> None:
         raise InvalidRequest(
             "prompt_logprobs is not supported: a recording's tokens have no probabilities. Leave it out.",
             parameter="prompt_logprobs",
+        )
+
+
+def _check_heard(request: GenerationRequest, frames_per_token: int) -> None:
+    prompt = len(request.prompt_token_ids)
+    # What the first token hears is silence before the recording.
+    places = [(image.offset, image.end) for image in request.images]
+    if places != [(1, prompt)] or request.images[0].num_frames <= prompt * frames_per_token:
+        raise InvalidRequest(
+            "This model writes down one recording while it hears it: a prompt is a token and the beginning of a "
+            "recording that goes on after it. Send the recording to /v1/audio/transcriptions.",
+            parameter="messages",
         )
 
 

@@ -80,7 +80,7 @@ class ImageRows:
                 for image, own, each in zip(sequence.images, places, encoded, strict=True)
                 for grid in self._encoder.grids(image, own, each)
             ]
-            held = [_holding(own, each) for own, each in zip(places, encoded, strict=True) if each is not None]
+            held = [self._holding(own, each) for own, each in zip(places, encoded, strict=True) if each is not None]
         except UnfitImage as error:
             logger.warning("slot %d: an image does not fit its prompt: %s", sequence.slot, error)
             return f"an image does not fit its prompt: {error}"
@@ -133,12 +133,16 @@ class ImageRows:
             start += sequence.num_new_tokens
         return found
 
+    def _holding(self, places: npt.NDArray[np.int64], encoded: EncodedImage) -> _Held:
+        """
+        Args:
+            places: of its tokens. A recording that a sequence hears as it goes on has them from the first token on.
 
-def _holding(places: npt.NDArray[np.int64], encoded: EncodedImage) -> _Held:
-    """
-    Raises:
-        UnfitImage: there is not one embedding for each of its tokens.
-    """
-    if len(encoded.embeddings) != len(places):
-        raise UnfitImage(f"it has {len(encoded.embeddings)} embeddings for {len(places)} tokens")
-    return _Held(places, encoded)
+        Raises:
+            UnfitImage: there is not one embedding for each of its tokens.
+        """
+        if self._encoder is not None and self._encoder.frames_per_token:
+            return _Held(np.arange(len(encoded.embeddings)), encoded)
+        if len(encoded.embeddings) != len(places):
+            raise UnfitImage(f"it has {len(encoded.embeddings)} embeddings for {len(places)} tokens")
+        return _Held(places, encoded)

@@ -85,9 +85,8 @@ class Runner:
         self._halves = StepHalves(options.parallel.dual_batch, groups)
         self._dual_batch = groups.dual_batch
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
-        self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
-        self._batch_invariant = loaded.batch_invariant
-        max_num_seqs = options.scheduler.max_num_seqs
+        self._dtype, self._batch_invariant = loaded.dtype, loaded.batch_invariant
+        self._max_model_len, max_num_seqs = loaded.max_model_len, options.scheduler.max_num_seqs
         self._whole_image_tokens = self._facts.whole_image_tokens if loaded.images else 0
         self._token_budget = step_tokens(device, options.scheduler, self._whole_image_tokens)
         stage = self._model.stage
@@ -216,6 +215,7 @@ class Runner:
             accepts_videos=MediaKind.VIDEO in images.kinds,
             accepts_audio=MediaKind.AUDIO in images.kinds,
             encoder_tokens=self._facts.encoder_tokens,
+            frames_per_token=self._facts.frames_per_token,
             bidirectional_images=self._whole_image_tokens > 0,
             cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,

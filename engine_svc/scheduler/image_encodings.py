@@ -33,12 +33,13 @@ class ImageEncodings:
     """The images of sequences that have not started, and those encoded last. Single-threaded unless a method says
     otherwise."""
 
-    def __init__(self, most_tokens: int = 0) -> None:
+    def __init__(self, most_tokens: int = 0, frames_per_token: int = 0) -> None:
         """
         Args:
             most_tokens: tokens of all images that may be encoded or being encoded, unless one sequence needs more.
+            frames_per_token: see ModelFacts. A sequence that hears a recording needs it to its own end.
         """
-        self._most_tokens = most_tokens
+        self._most_tokens, self._frames_per_token = most_tokens, frames_per_token
         self._entries: dict[bytes, _Entry] = {}  # by the image's digest
         self._needed: dict[Sequence, list[_Entry]] = {}  # of sequences that have not started
         self._aside: dict[Sequence, None] = {}
@@ -52,7 +53,7 @@ class ImageEncodings:
 
     def admit(self, sequence: Sequence, num_computed_tokens: int) -> bool:
         """Whether a sequence may start that finds so many tokens computed; else sets it aside."""
-        images = [image for image in sequence.owner.request.images if image.end > num_computed_tokens]
+        images = [image for image in sequence.owner.request.images if self._end(image) > num_computed_tokens]
         if not images:
             self._release(sequence)
             return True
@@ -71,7 +72,7 @@ class ImageEncodings:
     def start(self, sequence: Sequence, num_computed_tokens: int) -> list[int]:
         """The keys of the images of an admitted sequence that starts, 0 for those that it finds computed."""
         images = sequence.owner.request.images
-        keys = [self._entries[each.digest].key if each.end > num_computed_tokens else 0 for each in images]
+        keys = [self._entries[each.digest].key if self._end(each) > num_computed_tokens else 0 for each in images]
         self._release(sequence)
         return keys
 
@@ -205,9 +206,10 @@ class ImageEncodings:
 
     def _has_room(self, missing: list[_Entry], own: list[_Entry]) -> bool:
         """Whether images may be begun: they fit, or nothing else is kept but what the same sequence needs."""
-        self._trim(sum(entry.image.num_tokens for entry in missing))
+        more = sum(self._count(entry) for entry in missing)
+        self._trim(more)
         others = [entry for entry in self._entries.values() if entry.key and entry not in own]
-        return not others or self._num_tokens() + sum(each.image.num_tokens for each in missing) <= self._most_tokens
+        return not others or self._num_tokens() + more <= self._most_tokens
 
     def _trim(self, more: int = 0) -> None:
         """Drops images that nobody needs, those used last at the end, until they leave room for so many tokens; the
@@ -219,7 +221,17 @@ class ImageEncodings:
             self._drop(min(unused, key=lambda entry: entry.used))
 
     def _num_tokens(self) -> int:
-        return sum(entry.image.num_tokens for entry in self._entries.values() if entry.key)
+        return sum(self._count(entry) for entry in self._entries.values() if entry.key)
+
+    def _count(self, entry: _Entry) -> int:
+        """The tokens that get something of an image."""
+        each = self._frames_per_token
+        return entry.image.num_frames // each if each else entry.image.num_tokens
+
+    def _end(self, image: Image) -> int:
+        """The position after the last token that gets something of an image."""
+        each = self._frames_per_token
+        return image.num_frames // each if each else image.end
 
     def _drop(self, entry: _Entry) -> None:
         """Removes an image from the ranks; forgets it if nobody needs it."""

@@ -49,6 +49,7 @@ class Scheduler:
         num_stages: int = 1,
         *,
         whole_images: bool = False,
+        frames_per_token: int = 0,
     ) -> None:
         """
         Args:
@@ -57,9 +58,10 @@ class Scheduler:
             adapters: None means that no adapters are served.
             num_stages: pipeline stages, each of which may have a step under way while another step is planned.
             whole_images: a step computes whole images only: see ModelFacts.whole_image_tokens.
+            frames_per_token: see ModelFacts.
         """
         self.adapters = adapters or AdapterSlots()
-        self.images = ImageEncodings(token_budget)
+        self.images = ImageEncodings(token_budget, frames_per_token)
         self._kv_cache = kv_cache
         self._options = options
         self._whole_images = whole_images

@@ -155,6 +155,21 @@ class Voxtral(Instructed):
         )
 
 
+class VoxtralRealtime(Voxtral):
+    """Voxtral Realtime, which writes down what it hears, and can be told nothing."""
+
+    def conversation(self, task: SpeechTask) -> SpeechConversation:
+        """See SpeechFormat."""
+        told = {"prompt": task.prompt, "language": task.language, "to_language": task.to_language}
+        if name := next((name for name, value in told.items() if value), None):
+            raise InvalidRequest(
+                f"{name} is {told[name][:50]!r}, but Voxtral Realtime cannot be told anything about a recording: it "
+                "writes down what is said, in the language that is spoken. Leave it out, or use another model.",
+                parameter=name,
+            )
+        return super().conversation(task)
+
+
 def _message(role: str, text: str) -> Message:
     return {"role": role, "content": [{"type": "text", "text": text}]}
 
@@ -169,6 +184,7 @@ _FORMATS: Mapping[str, SpeechFormat] = MappingProxyType({
     "Qwen2AudioForConditionalGeneration": Instructed(),
     "Qwen3ASRForConditionalGeneration": Qwen3Asr(),
     "VoxtralForConditionalGeneration": Voxtral(),
+    "VoxtralRealtimeForConditionalGeneration": VoxtralRealtime(),
 })  # fmt: skip
 _OTHERS = Instructed()
 

@@ -24,6 +24,8 @@ from quire.tokenizer.token_bytes import spelling_of
 FILE = "tekken.json"
 # Tokens of images and audio.
 IMAGE, IMAGE_BREAK, IMAGE_END, AUDIO = "[IMG]", "[IMG_BREAK]", "[IMG_END]", "[AUDIO]"
+# The token of models that hear a recording while they write: nothing is to be written yet.
+STREAMING_PAD = "[STREAMING_PAD]"
 # Special tokens of files that name none.
 _FIRST = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
@@ -61,9 +63,10 @@ def tekken_media(content: Mapping[str, Any], tokenizer: tokenizers.Tokenizer) ->
     Args:
         content: of tekken.json. Older files have those of images under another name.
     """
+    audio = content.get("audio")
     found = {
         MediaKind.IMAGE: (content.get("image") or content.get("multimodal"), IMAGE),
-        MediaKind.AUDIO: (content.get("audio"), AUDIO),
+        MediaKind.AUDIO: (audio, STREAMING_PAD if audio and is_live(audio) else AUDIO),
     }  # fmt: skip
     ids = {kind: tokenizer.token_to_id(token) for kind, (_, token) in found.items()}
     return {
@@ -71,6 +74,23 @@ def tekken_media(content: Mapping[str, Any], tokenizer: tokenizers.Tokenizer) ->
         for kind, (settings, _) in found.items()
         if settings and ids[kind] is not None
     }
+
+
+def is_live(audio: Mapping[str, Any]) -> bool:
+    """Whether a model hears a recording while it writes (Voxtral Realtime).
+
+    Args:
+        audio: settings of how its audio is prepared.
+    """
+    return bool(audio.get("transcription_format") == "streaming")
+
+
+def delay_tokens(audio: Mapping[str, Any]) -> int:
+    """Tokens by which such a model's text is behind the recording.
+
+    Raises: KeyError or others if settings are missing or malformed.
+    """
+    return int(audio["transcription_delay_ms"] * audio["frame_rate"] / 1000 + 0.5)
 
 
 def _tokenizer(content: Mapping[str, Any]) -> tokenizers.Tokenizer:

@@ -27,6 +27,7 @@ _NAMES = (
     ("self_attn.q_proj", "attention.wq"), ("self_attn.k_proj", "attention.wk"), ("self_attn.v_proj", "attention.wv"),
     ("self_attn.o_proj", "attention.wo"), ("mlp.gate_proj", "feed_forward.w1"), ("mlp.down_proj", "feed_forward.w2"),
     ("mlp.up_proj", "feed_forward.w3"), ("block_sparse_moe.gate", "gate"), ("block_sparse_moe.experts", "experts"),
+    ("ada_rms_norm.linear1", "ada_rms_norm_t_cond.0"), ("ada_rms_norm.linear2", "ada_rms_norm_t_cond.2"),
 )  # fmt: skip
 _WHISPER = "mm_whisper_embeddings.whisper_encoder."
 _VISION_NAMES = (
@@ -43,6 +44,13 @@ _AUDIO_NAMES = (
     ("fc1", "feed_forward.w1"), ("fc2", "feed_forward.w2"),
     ("multi_modal_projector.linear_1", "mm_whisper_embeddings.audio_language_projection.0"),
     ("multi_modal_projector.linear_2", "mm_whisper_embeddings.audio_language_projection.2"),
+)  # fmt: skip
+_LIVE_NAMES = (
+    ("audio_tower.embedder.conv1.", f"{_WHISPER}conv_layers.0.conv."),
+    ("audio_tower.embedder.conv2.", f"{_WHISPER}conv_layers.1.conv."),
+    ("audio_tower.norm", f"{_WHISPER}transformer.norm"), ("self_attn.o_proj", "attention.wo"),
+    ("mlp.gate_proj", "feed_forward.w1"), ("mlp.down_proj", "feed_forward.w2"), ("mlp.up_proj", "feed_forward.w3"),
+    *_AUDIO_NAMES,
 )  # fmt: skip
 _PROJECTOR_NAMES = (
     ("multi_modal_projector.linear_1", "vision_language_adapter.w_in"),
@@ -110,12 +118,15 @@ def write_mistral(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
     """Writes the weights under Mistral's names, and a params.json with only the numbers of heads."""
     heads = {"attention.wq": config["num_attention_heads"], "attention.wk": config["num_key_value_heads"]}
     hears = "audio_config" in config
+    is_live = hears and config["audio_config"]["model_type"] == "voxtral_realtime_encoder"
+    names_of_encoder = _LIVE_NAMES if is_live else _AUDIO_NAMES if hears else _VISION_NAMES + _PROJECTOR_NAMES
+    encoder = config.get("audio_config" if is_live else "vision_config")  # whose heads are rotated
     written = {}
     for name, tensor in _apart(tensors):
         renamed, own = name.replace("language_model.model.", "model."), heads
         if "_tower." in name or "multi_modal_projector." in name:
-            renamed = _renamed(name.removeprefix("model."), _AUDIO_NAMES if hears else _VISION_NAMES + _PROJECTOR_NAMES)
-            own = {} if hears else dict.fromkeys(heads, config["vision_config"]["num_attention_heads"])
+            renamed = _renamed(name.removeprefix("model."), names_of_encoder)
+            own = dict.fromkeys(heads, encoder["num_attention_heads"]) if encoder else {}
         else:
             renamed = _renamed(renamed.removeprefix("language_model."), _NAMES)
         if hears and renamed.startswith("tok_embeddings"):

@@ -21,7 +21,7 @@ from quire.sampling import SamplingParameters
 from quire.tokenizer.tekken import read_tekken
 from tests.support.media_requests import prepare
 from tests.support.mistral_files import params_of_mistral4, write_mistral
-from tests.support.tekken import AUDIO, IMAGES, NUM_SPECIAL, NUM_WORDS, write_media_tekken
+from tests.support.tekken import AUDIO, IMAGES, LIVE_AUDIO, NUM_SPECIAL, NUM_WORDS, write_media_tekken
 from tests.support.tiny_mixtures import COMPRESSED
 from tokenizer_svc.media import Medium
 from tokenizer_svc.mistral_conversations import MistralConversations
@@ -121,6 +121,28 @@ FAMILIES: Mapping[str, Family] = {
         },
         {"audio": AUDIO},
     ),
+    "voxtral_realtime": Family(
+        "VoxtralRealtime", MediaKind.AUDIO, {
+            "audio_config": {
+                "model_type": "voxtral_realtime_encoder", "hidden_size": 32, "intermediate_size": 48,
+                "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16, "num_mel_bins": 16,
+                "sliding_window": 20, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            },
+        },
+        {
+            "ada_rms_norm_t_cond": True, "ada_rms_norm_t_cond_dim": 32, "sliding_window": 16, "multimodal": {
+                "whisper_model_args": {
+                    "encoder_args": {
+                        "dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "head_dim": 16, "hidden_dim": 48,
+                        "causal": True, "pos_embed": "rope", "rope_theta": 1e6, "norm_eps": 1e-5, "sliding_window": 20,
+                        "audio_encoding_args": {"num_mel_bins": 16}, "max_source_positions": None,
+                    },
+                    "downsample_args": {"downsample_factor": 4},
+                },
+            },
+        },
+        {"audio": LIVE_AUDIO}, TEXT | {"model_type": "voxtral_realtime_text", "sliding_window": 16},
+    ),
 }  # fmt: skip
 
 
@@ -142,7 +164,7 @@ def make_mistral_model(folder: Path, family: str, *, seed: int = 0) -> Path:
         torch.nn.init.normal_(parameter, mean=float(is_scale), std=0.25 if parameter.dim() > 1 else 0.2)
     with torch.no_grad():
         model.get_output_embeddings().weight[[2, 10, 24]] = 0.0
-        if kind.kind is MediaKind.AUDIO:
+        if family == "voxtral":
             positions = model.model.audio_tower.embed_positions.weight
             positions.copy_(sinusoids(*positions.shape))
     model.save_pretrained(folder)

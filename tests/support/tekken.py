@@ -18,12 +18,18 @@ NUM_WORDS = 2000
 SPECIAL = (
     *(token["token_str"] for token in Tekkenizer.DEPRECATED_SPECIAL_TOKENS),
     *(f"<SPECIAL_{number}>" for number in range(20, 24)), "[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]",
+    "[STREAMING_PAD]", "[STREAMING_WORD]",
 )  # fmt: skip
 IMAGES = {"image_patch_size": 7, "max_image_size": 56, "spatial_merge_size": 2}
 # Parts of two seconds, with 200 frames each, four of which are a row of the encoder's, and eight a token.
 AUDIO = {
     "sampling_rate": 16_000, "frame_rate": 12.5, "chunk_length_s": 2.0,
     "audio_encoding_config": {"num_mel_bins": 16, "hop_length": 160, "window_size": 400},
+}  # fmt: skip
+# Audio whose text is two tokens, of 80 ms, behind it, with three of silence before it.
+LIVE_AUDIO = {name: value for name, value in AUDIO.items() if name != "chunk_length_s"} | {
+    "transcription_format": "streaming", "transcription_delay_ms": 160.0, "streaming_look_ahead_ms": 2.5,
+    "streaming_look_back_ms": 52.5, "streaming_n_left_pad_tokens": 3,
 }  # fmt: skip
 
 

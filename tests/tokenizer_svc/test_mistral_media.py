@@ -17,9 +17,9 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 
 from quire.tokenizer.tekken import read_tekken
 from tests.support.audio_files import RATE, audio_file, sine
-from tests.support.tekken import AUDIO, IMAGES, write_media_tekken
+from tests.support.tekken import AUDIO, IMAGES, LIVE_AUDIO, write_media_tekken
 from tokenizer_svc.media_rejection import MediaRejection
-from tokenizer_svc.mistral_media import MistralAudio, MistralImages, load_mistral_media
+from tokenizer_svc.mistral_media import MistralAudio, MistralImages, MistralLiveAudio, load_mistral_media
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,28 @@ def test_audio(audio: MistralAudio, seconds: float) -> None:
     np.testing.assert_allclose(found.inputs["input_features"], wanted, atol=2e-4)
     assert found.inputs["input_features_mask"].all()
     assert (found.num_tokens, found.text) == (25 * rows, "[AUDIO]" * 25 * rows)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.8, 5.3])
+def test_live_audio(tmp_path: Path, seconds: float) -> None:
+    """There is as much silence around it, and as much of it in the prompt, as Mistral's own package has."""
+    path = write_media_tekken(tmp_path, audio=LIVE_AUDIO)
+    _, audio = load_mistral_media(read_tekken(tmp_path).media)
+    assert isinstance(audio, MistralLiveAudio)
+    samples = sine(seconds)
+    found = audio.prepare(audio_file(samples, "wavf"), {})
+    encoder: Any = MistralTokenizer.from_file(str(path)).instruct_tokenizer.audio_encoder
+    extractor = transformers.VoxtralRealtimeFeatureExtractor(feature_size=16)
+    theirs = extractor(encoder.pad(samples, RATE), sampling_rate=RATE, return_tensors="np")["input_features"]
+    assert theirs.shape[-1] % 8 == 0
+    np.testing.assert_allclose(found.inputs["input_features"], theirs, atol=2e-4)
+    assert (found.inputs["input_features_mask"].shape, found.inputs["input_features_mask"].all()) == (
+        (1, theirs.shape[-1]), True,
+    )  # fmt: skip
+    assert found.text == "[STREAMING_PAD]" * found.num_tokens
+    assert read_tekken(tmp_path).tokenizer.encode(found.text, add_special_tokens=False).ids == (
+        encoder.encode_streaming_tokens()
+    )
 
 
 def test_there_are_no_settings(images: MistralImages, audio: MistralAudio) -> None:

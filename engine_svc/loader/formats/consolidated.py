@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engine_svc.config_formats.base import converting, read_object
-from engine_svc.config_formats.mistral_media import with_media
+from engine_svc.config_formats.mistral_media import is_live, with_media
 from engine_svc.loader.formats.consolidated_media import module_of_encoder
 from engine_svc.loader.formats.safetensors_files import Safetensors
 from engine_svc.loader.formats.shards import shard_files
@@ -31,6 +31,7 @@ _TOP = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": 
 _MODULES = {
     "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj", "attention.wv": "self_attn.v_proj",
+    "ada_rms_norm_t_cond.0": "ada_rms_norm.linear1", "ada_rms_norm_t_cond.2": "ada_rms_norm.linear2",
     "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj", "gate": "block_sparse_moe.gate",
     "attention.wq_a": "self_attn.q_a_proj", "attention.q_a_norm": "self_attn.q_a_layernorm",
@@ -66,7 +67,11 @@ class Consolidated(Safetensors):
         self._heads = {"model.layers.": {"q_proj": heads, "k_proj": params.get("n_kv_heads") or heads}}
         if vision := media.get("vision_config"):
             self._heads["model.vision_tower."] = dict.fromkeys(("q_proj", "k_proj"), vision["num_attention_heads"])
-        self._audio: Mapping[str, Any] | None = media.get("audio_config")
+        self._is_live = is_live(media)
+        self._positions: Mapping[str, Any] | None = None if self._is_live else media.get("audio_config")
+        if self._is_live:
+            count = media["audio_config"]["num_attention_heads"]
+            self._heads["model.audio_tower."] = dict.fromkeys(("q_proj", "k_proj"), count)
 
     def files(self) -> Sequence[Path]:
         """See LoadFormat.files."""
@@ -77,36 +82,43 @@ class Consolidated(Safetensors):
 
     def names(self) -> Mapping[str, Path]:
         """See TensorSource.names."""
-        return {huggingface_name(name): file for name, file in super().names().items()}
+        return {self._named(name): file for name, file in super().names().items()}
 
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
         """See TensorSource.tensors."""
         for name, source in super().tensors():
-            found = huggingface_name(name)
+            found = self._named(name)
             own = next((own for start, own in self._heads.items() if found.startswith(start)), {})
             heads = own.get(found.split(".")[-2], 0)
             # Not scales of whole matrices: they have no rows of heads.
             has_rows = heads and source.get_shape() and source.get_shape()[0] % (2 * heads) == 0
             yield found, _Reordered(source, heads) if has_rows else source
-        if self._audio:
+        if self._positions:
             from transformers.models.whisper.modeling_whisper import sinusoids
 
-            waves = sinusoids(self._audio["max_source_positions"], self._audio["hidden_size"])
+            waves = sinusoids(self._positions["max_source_positions"], self._positions["hidden_size"])
             yield _POSITIONS, _Given(waves)
 
+    def _named(self, name: str) -> str:
+        return huggingface_name(name, is_live=self._is_live)
 
-def huggingface_name(name: str) -> str:
-    """The name in Hugging Face's layout; unknown names are not changed."""
+
+def huggingface_name(name: str, *, is_live: bool = False) -> str:
+    """The name in Hugging Face's layout; unknown names are not changed.
+
+    Args:
+        is_live: of Voxtral Realtime.
+    """
     module, _, kind = name.rpartition(".")
-    found = huggingface_module(module)
+    found = huggingface_module(module, is_live=is_live)
     return name if found == module else f"{found}.{_KINDS.get(kind, kind)}"
 
 
-def huggingface_module(module: str) -> str:
-    """The name of a module in Hugging Face's layout; unknown names are not changed."""
+def huggingface_module(module: str, *, is_live: bool = False) -> str:
+    """See `huggingface_name`, of a module."""
     if module in _TOP:
         return _TOP[module]
-    if encoders := module_of_encoder(module):
+    if encoders := module_of_encoder(module, is_live=is_live):
         return f"model.{encoders}"
     if (layer := _LAYER.fullmatch(module)) is None:
         return module

@@ -18,6 +18,7 @@ MUSIC = "MusicFlamingoForConditionalGeneration"
 QWEN2 = "Qwen2AudioForConditionalGeneration"
 QWEN3 = "Qwen3ASRForConditionalGeneration"
 VOXTRAL = "VoxtralForConditionalGeneration"
+LIVE = "VoxtralRealtimeForConditionalGeneration"
 
 
 def text(words: str) -> dict[str, Any]:
@@ -75,6 +76,17 @@ def test_voxtral() -> None:
         assert (told.messages, told.variables) == ([{"role": "user", "content": [AUDIO, text(words)]}], {})
     with pytest.raises(InvalidRequest, match="language is 'yue'"):
         speech_format(VOXTRAL).conversation(SpeechTask(language="yue"))
+
+
+@pytest.mark.parametrize(
+    ("task", "field"),
+    [(SpeechTask("Ann"), "prompt"), (SpeechTask(language="de"), "language"), (SpeechTask(to_language="en"), "to_")],
+)
+def test_voxtral_realtime_is_told_nothing(task: SpeechTask, field: str) -> None:
+    found = speech_format(LIVE).conversation(SpeechTask())
+    assert (found.messages, found.variables) == ([{"role": "user", "content": [AUDIO]}], {"transcription": ""})
+    with pytest.raises(InvalidRequest, match=f"{field}.* is '.*', but Voxtral Realtime cannot be told anything"):
+        speech_format(LIVE).conversation(task)
 
 
 def test_languages_have_codes() -> None:

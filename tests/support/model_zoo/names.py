@@ -175,6 +175,7 @@ NAMES: dict[str, str] = {
     "VideoLlama3ForConditionalGeneration": "VideoLLaMA 3",
     "VipLlavaForConditionalGeneration": "ViP-LLaVA",
     "VoxtralForConditionalGeneration": "Voxtral Mini, Small",
+    "VoxtralRealtimeForConditionalGeneration": "Voxtral Realtime",
     "XGLMForCausalLM": "XGLM",
     "XverseForCausalLM": "XVERSE",
     "YoutuForCausalLM": "Youtu LLM 2B",
