@@ -22,7 +22,7 @@ _OF_OTHERS = (
     "view_separator", "view_seperator", "sam_model.", "qwen2_model.",
 )  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_OF_TEXT = ("embed_tokens.", "layers.", "lm_head.", "norm.", "embed_tokens_per_layer.", "per_layer_")
+_OF_TEXT = ("embed_tokens.", "layers.", "lm_head.", "norm.", "embed_tokens_per_layer.", "per_layer_", "altup_")
 
 
 def parameter_name(

@@ -7,7 +7,7 @@ import math
 
 from engine_svc.models.attention_heads import layer_heads
 from engine_svc.models.compression_config import CompressionConfig, StreamsConfig
-from engine_svc.models.config import ModelConfig, MoeConfig, activation
+from engine_svc.models.config import AltUpConfig, ModelConfig, MoeConfig, activation
 from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 from engine_svc.models.recurrent_config import (
     DeltaNetConfig,
@@ -18,7 +18,7 @@ from engine_svc.models.recurrent_config import (
 )
 from quire.errors import StartupError
 
-Part = MoeConfig | LatentConfig | IndexerConfig | CompressionConfig | StreamsConfig | RecurrentConfig
+Part = MoeConfig | LatentConfig | IndexerConfig | CompressionConfig | StreamsConfig | AltUpConfig | RecurrentConfig
 
 # Far beyond any real model: a mistake or a hostile file could otherwise ask for all memory.
 _MOST = {
@@ -39,7 +39,8 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
     for name, most in _MOST.items():
         _check_whole(name, getattr(config, name), most)
     parts: list[Part | None] = [
-        *config.moe, config.latent, config.indexer, config.compression, config.streams, *config.recurrent.values(),
+        *config.moe, config.latent, config.indexer, config.compression, config.streams, config.altup,
+        *config.recurrent.values(),
     ]  # fmt: skip
     _check_numbers(config, least=0)
     # Layers without a dense feed-forward part have no such size.

@@ -38,7 +38,7 @@ _THETAS = {
 
 NormPlacement = Literal[
     "before", "after", "around", "around, scaled", "parallel", "parallel norms", "alone", "sums", "residual", "cross",
-    "streams",
+    "streams", "around, streams",
 ]  # fmt: skip
 
 
@@ -105,6 +105,15 @@ class TokenInputsConfig:
     given_id: int  # token id that stands for tokens whose embeddings are given, such as those of images
 
 
+@dataclass(frozen=True)
+class AltUpConfig:
+    """Hidden states are several streams, of which layers compute the first; see models/altup.py (Gemma 3n)."""
+
+    count: int
+    rank: int  # of the low-rank product beside attention
+    scales_inputs: bool  # whether a learned factor scales what the inputs by token id depend on
+
+
 @dataclass(frozen=True, kw_only=True)
 class Multipliers:
     """Factors in layers with attention and a recurrent layer in parallel (Falcon H1)."""
@@ -153,17 +162,13 @@ class ModelFacts:
     borrowed: Mapping[int, int] = field(default_factory=dict)
     attending: frozenset[int] | None = None  # layers that attend; None means all that are not recurrent
     compressed_layers: frozenset[int] = frozenset()  # layers that also cache entries, each of which stands for tokens
-    stream_count: int = 1  # streams of hidden_size values that layers pass on; see StreamsConfig
+    stream_count: int = 1  # streams of hidden_size values that layers pass on; see StreamsConfig and AltUpConfig
+    keeps_all_rows: bool = False  # whether the last layer needs all rows, not only those that tokens are sampled from
 
     @property
     def passed_size(self) -> int:
         """Values of a token that layers pass on to the next ones."""
         return self.hidden_size * self.stream_count
-
-    @property
-    def keeps_all_rows(self) -> bool:
-        """Whether the last layer needs all rows, not only those that tokens are sampled from."""
-        return self.encoder_tokens > 0 or self.stream_count > 1
 
     @property
     def attention_windows(self) -> dict[int, int | None]:
@@ -225,6 +230,8 @@ class ModelConfig(ModelFacts):
     key_values_name: str = ""
     output_bias: bool = False  # of the attention's output projection
     own_sizes: Mapping[int, int] = field(default_factory=dict)  # intermediate_size of layers where it differs
+    # Below how many standard deviations over their mean gates become zero, of layers that have such a limit (Gemma 3n).
+    gate_cutoffs: Mapping[int, float] = field(default_factory=dict)
     blending: Blending | None = None
     pruned: Mapping[int, Pruned] = field(default_factory=dict)  # layers that lack attention or feed-forward
     mlp_bias: bool = False
@@ -259,7 +266,7 @@ class ModelConfig(ModelFacts):
     # parallel norms: one before each. Alone: before the only part of a layer, which is one of them or recurrent. Sums:
     # of the sum of input and output. Residual: before, and the norm's output is the residual that is added to. Cross:
     # before, and also before the attention to an encoder's output. Around, scaled: see models/gemma4_layer.py. Streams:
-    # before; see models/streams.py.
+    # before; see models/streams.py. Around, streams: see models/altup.py.
     norm_placement: NormPlacement = "before"
     recurrent_norm_placement: NormPlacement | None = None  # of recurrent layers, if it differs
     recurrent_name: str = "mixer"  # name of recurrent layers in checkpoints, after `module_names` and `renames`
@@ -272,7 +279,9 @@ class ModelConfig(ModelFacts):
     latent: LatentConfig | None = None
     indexer: IndexerConfig | None = None  # None means that layers attend to all positions
     compression: CompressionConfig | None = None
-    streams: StreamsConfig | None = None  # None means that there is one stream, to which layers add their outputs
+    # With neither of these, there is one stream, to which layers add their outputs.
+    streams: StreamsConfig | None = None
+    altup: AltUpConfig | None = None
     # Parts of names in the family's checkpoints that are not loaded, of a vision model for example.
     ignored_names: tuple[str, ...] = ()
     # Regular expressions for names in the family's checkpoints, and their replacements, applied one after the other.

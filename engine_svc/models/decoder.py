@@ -17,6 +17,7 @@ from engine_svc.layers.host_weights import HostWeights
 from engine_svc.layers.linear import ColumnParallelLinear, whole_linear
 from engine_svc.layers.norm import NoNorm
 from engine_svc.layers.rotary import rotary_components, rotary_table
+from engine_svc.models.altup import AltUpInputs, AltUpNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import Blending, ModelConfig, Temperature, windowed_rotation
 from engine_svc.models.decoder_layer import DecoderLayer, hidden_norm
@@ -33,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 # Modules that only the first or the last stage has.
 _OF_A_STAGE = (
-    "embed_tokens", "project_in", "positions", "embedding_norm", "token_inputs", "norm", "project_out", "lm_head",
+    "embed_tokens", "project_in", "positions", "embedding_norm", "token_inputs", "stream_inputs", "norm", "project_out",
+    "lm_head",
 )  # fmt: skip
 
 
@@ -68,7 +70,10 @@ class Decoder(torch.nn.Module):
             self.positions = position_table(config, context)
             self.embedding_norm = hidden_norm(config, context) if config.embedding_norm else None
             form = config.token_inputs
-            self.token_inputs = TokenInputs(config, form, context) if form else None
+            self.token_inputs = TokenInputs(config, form, context.at("token_inputs")) if form else None
+            self.stream_inputs = (
+                AltUpInputs(config, config.altup, context.at("stream_inputs")) if config.altup else None
+            )
         self.layers = torch.nn.ModuleDict(  # by their numbers in the whole model
             {str(index): create_layer(config, context.at(f"layers.{index}"), index) for index in stage.layers}
         )
@@ -167,6 +172,8 @@ class Decoder(torch.nn.Module):
         if self.stage.looks_up and self.token_inputs is not None:
             inputs = self.token_inputs(token_ids, hidden, embedded)
             step = replace(step, token_inputs=functools.partial(self.token_inputs.of_layer, inputs))
+        if self.stage.looks_up and self.stream_inputs is not None:
+            hidden = self.stream_inputs(hidden)
         text = None if embedded is None else embedded.text
         if embedded is not None and text is not None:
             hidden, step = self._ops.take_rows(hidden, text), replace(step, encoded=embedded.values)
@@ -263,6 +270,8 @@ class Decoder(torch.nn.Module):
 
     def _last_norm(self, context: LayerContext) -> torch.nn.Module:
         config = self.config
+        if config.altup is not None:
+            return AltUpNorm(config, config.altup, context.at("norm"))
         if config.streams is not None:
             return CollapsedNorm(config.hidden_size, config.streams, config.norm_eps, context=context)
         return hidden_norm(config, context) if config.has_norm else NoNorm(context.ops)

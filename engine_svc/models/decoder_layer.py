@@ -21,7 +21,7 @@ from engine_svc.models.cross_attention import CrossAttention
 from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention, ValueGatedAttention
 from engine_svc.models.gemma4_attention import Gemma4Attention
 from engine_svc.models.latent_attention import LatentAttention
-from engine_svc.models.mlp import MLP, PlainMLP, XieluMLP
+from engine_svc.models.mlp import MLP, PlainMLP, SparseGateMLP, XieluMLP
 from engine_svc.models.moe import SparseMLP
 from engine_svc.models.narrow_values import NarrowValueAttention
 from engine_svc.models.pruned_config import WHOLE
@@ -282,6 +282,8 @@ def _feed_forward(config: ModelConfig, context: LayerContext, index: int) -> MLP
         return XieluMLP(size, inner, bias=bias, context=context)
     if not config.mlp_gated and not config.mlp_has_up:
         return PlainMLP(size, inner, activation=config.activation, bias=bias, context=context)
+    if (cutoff := config.gate_cutoffs.get(index)) is not None:
+        return SparseGateMLP(size, inner, cutoff=cutoff, activation=config.activation, context=context)
     return MLP(
         size, inner, activation=config.activation, bias=bias, context=context, output_bias=config.mlp_output_bias,
         up_first=config.mlp_up_first, is_gated=config.mlp_gated,

@@ -52,6 +52,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         compression=compression,
         streams=StreamsConfig(config["hc_mult"], config["hc_sinkhorn_iters"], config["hc_eps"]),
         stream_count=config["hc_mult"],
+        keeps_all_rows=True,
         compressed_layers=frozenset(index for index, each in enumerate(layers) if each is not None),
         sliding_windows=(compression.longest_span,) * len(layers),
         local_rope_parameters=main,

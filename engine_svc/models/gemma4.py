@@ -46,7 +46,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     bias, size, rotation = bool(config.get("attention_bias")), config["hidden_size"], one_rotation(config)
     if "full_attention" not in (config.get("rope_parameters") or {}):
         rotation["rope_parameters"] = _ROTATION
-    moe, borrowed = _mixture(config), _borrowed(config, windows)
+    moe, borrowed = _mixture(config), borrowed_layers(config, windows)
     return base_config(
         rotation, head_dim=whole.size, num_kv_heads=whole.number, local_heads=None if whole == local else local,
         sliding_windows=windows, rope_parameters=rope_parameters(rotation), rotary_dim=whole.size,
@@ -58,7 +58,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         embedding_scale=size**0.5, logits_softcap=config.get("final_logit_softcapping"),
         tie_word_embeddings=config.get("tie_word_embeddings", True), token_inputs=_token_inputs(config),
         whole_image_tokens=_image_tokens(config), windows_on_whole_images=True,
-        renames=_RENAMES, ignored_names=_unused(borrowed),
+        renames=_RENAMES, ignored_names=unused_names(borrowed),
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def _image_tokens(config: Mapping[str, Any]) -> int:
     return tokens
 
 
-def _borrowed(config: Mapping[str, Any], windows: tuple[int | None, ...]) -> dict[int, int]:
+def borrowed_layers(config: Mapping[str, Any], windows: tuple[int | None, ...]) -> dict[int, int]:
     """The last layers attend to the keys and values of the last layer of their kind before them."""
     first = len(windows) - config["num_kv_shared_layers"]
     last = {windows[layer]: layer for layer in range(first)}
@@ -123,13 +123,16 @@ def _token_inputs(config: Mapping[str, Any]) -> TokenInputsConfig | None:
     return TokenInputsConfig(vocab_size, size, config.get("pad_token_id", 0)) if size else None
 
 
-_RENAMES = (
+TOKEN_INPUT_RENAMES = (
     (r"\bembed_tokens_per_layer\b", "token_inputs.embedding"),
     (r"\bper_layer_model_projection\b", "token_inputs.projection"),
     (r"\bper_layer_projection_norm\b", "token_inputs.norm"),
     (r"\.per_layer_input_gate\.", ".token_input.gate."),
     (r"\.per_layer_projection\.", ".token_input.projection."),
     (r"\.post_per_layer_input_norm\.", ".token_input.norm."),
+)
+_RENAMES = (
+    *TOKEN_INPUT_RENAMES,
     (r"\.router\.proj\.", ".mixture.sparse.gate."),
     (r"\.router\.per_expert_scale$", ".mixture.sparse.gate.expert_scales"),
     (r"\.router\.scale$", ".mixture.router_norm.weight"),
@@ -140,7 +143,7 @@ _RENAMES = (
 )
 
 
-def _unused(borrowed: Mapping[int, int]) -> tuple[str, ...]:
+def unused_names(borrowed: Mapping[int, int]) -> tuple[str, ...]:
     """Weights for keys and values that checkpoints have even of layers that borrow them."""
     parts = ("k_proj", "v_proj", "k_norm", "v_norm")
     return tuple(f"layers.{layer}.self_attn.{part}." for layer in borrowed for part in parts)

@@ -22,9 +22,8 @@ class TokenInput(torch.nn.Module):
     def __init__(self, config: ModelConfig, form: TokenInputsConfig, context: LayerContext) -> None:
         super().__init__()
         self._ops, self._activation = context.ops, fixed_activation(config)
-        self.gate = whole_linear(config.hidden_size, form.size, bias=False, context=context.at("per_layer_input_gate"))
-        at = context.at("per_layer_projection")
-        self.projection = whole_linear(form.size, config.hidden_size, bias=False, context=at)
+        self.gate = whole_linear(config.hidden_size, form.size, bias=False, context=context.at("gate"))
+        self.projection = whole_linear(form.size, config.hidden_size, bias=False, context=context.at("projection"))
         self.norm = hidden_norm(config, context)
 
     def forward(self, hidden: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -61,7 +60,7 @@ class Gemma4Layer(SandwichNormLayer):
         self._index = index
         moe, form = config.moe[index], config.token_inputs
         self.mixture = Mixture(config, moe, context) if moe else None
-        self.token_input = TokenInput(config, form, context) if form else None
+        self.token_input = TokenInput(config, form, context.at("token_input")) if form else None
         self.layer_scalar = LoadedParameter((1,), torch.float32, context.device)
 
     def forward(

@@ -39,6 +39,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         attention_sinks="all",
         streams=StreamsConfig(count, 1, config["hc_eps"], config.get("hc_magnitude", 2.0)),
         stream_count=count,
+        keeps_all_rows=True,
         norm_placement="streams",
         renames=_RENAMES,
         ignored_names=("mtp_layers.",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine_svc.layers.context import LayerContext
+from engine_svc.models.altup import AltUpLayer
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder_layer import (
     CrossLayer,
@@ -22,7 +23,7 @@ from engine_svc.models.streams import StreamLayer
 LAYERS: dict[str, type[DecoderLayer]] = {
     "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "around, scaled": Gemma4Layer,
     "parallel": ParallelLayer, "parallel norms": ParallelNormsLayer, "alone": MixerLayer, "sums": SumNormLayer,
-    "residual": ResidualNormLayer, "cross": CrossLayer, "streams": StreamLayer,
+    "residual": ResidualNormLayer, "cross": CrossLayer, "streams": StreamLayer, "around, streams": AltUpLayer,
 }  # fmt: skip
 
 

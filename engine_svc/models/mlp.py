@@ -61,8 +61,38 @@ class MLP(torch.nn.Module):
         wide, (gate, down) = self.gate_up_proj(hidden), self._multipliers
         if gate != 1:
             self._ops.scale(wide[:, : wide.shape[1] // 2], gate)
-        put_out = self.down_proj(activate(self._ops, wide, self._activation, self._is_gated))
+        put_out = self.down_proj(self._activated(wide))
         return put_out if down == 1 else self._ops.scale(put_out, down)
+
+    def _activated(self, wide: torch.Tensor) -> torch.Tensor:
+        """The output of the first product, which may be changed in place → the input of the second one."""
+        return activate(self._ops, wide, self._activation, self._is_gated)
+
+
+class SparseGateMLP(MLP):
+    """An MLP whose gates become zero but for a token's largest: those over a cutoff, which is subtracted (Gemma 3n).
+
+    The cutoff follows from the mean and the deviation of the token's gates, as if these were normally distributed.
+    """
+
+    def __init__(
+        self, hidden_size: int, size: int, *, cutoff: float, activation: Activation, context: LayerContext
+    ) -> None:
+        """
+        Args:
+            cutoff: in standard deviations over the mean.
+        """
+        super().__init__(hidden_size, size, activation=activation, bias=False, context=context)
+        self._cutoff, self._size, self._group = cutoff, size, context.groups.tensor
+
+    def _activated(self, wide: torch.Tensor) -> torch.Tensor:
+        """See MLP."""
+        gates = wide[:, : wide.shape[1] // 2]
+        values = gates.float()
+        mean = self._group.all_reduce(values.sum(-1, keepdim=True)) / self._size
+        square = self._group.all_reduce((values - mean).square().sum(-1, keepdim=True)) / self._size
+        gates.copy_((values - mean - square.sqrt() * self._cutoff).relu_())
+        return super()._activated(wide)
 
 
 class PlainMLP(torch.nn.Module):

@@ -55,6 +55,7 @@ ARCHITECTURES = {
     "GPTNeoXForCausalLM": "engine_svc.models.gpt_neox",
     "Gemma2ForCausalLM": "engine_svc.models.gemma",
     "Gemma3ForCausalLM": "engine_svc.models.gemma",
+    "Gemma3nForCausalLM": "engine_svc.models.gemma3n",
     "Gemma4ForCausalLM": "engine_svc.models.gemma4",
     "Gemma4UnifiedForCausalLM": "engine_svc.models.gemma4",
     "GemmaForCausalLM": "engine_svc.models.gemma",

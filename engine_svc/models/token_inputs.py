@@ -17,12 +17,12 @@ class TokenInputs(torch.nn.Module):
     def __init__(self, config: ModelConfig, form: TokenInputsConfig, context: LayerContext) -> None:
         super().__init__()
         self._ops, self._form = context.ops, form
+        self._has_all_ids = form.vocab_size >= config.vocab_size
         size, half = form.size * config.num_layers, 2**-0.5  # the sum of both is scaled to one's variance
         self.embedding = VocabParallelEmbedding(
-            form.vocab_size, size, context=context.at("embed_tokens_per_layer"), scale=form.size**0.5 * half
+            form.vocab_size, size, context=context.at("embedding"), scale=form.size**0.5 * half
         )
-        at = context.at("per_layer_model_projection")
-        self.projection = whole_linear(config.hidden_size, size, bias=False, context=at)
+        self.projection = whole_linear(config.hidden_size, size, bias=False, context=context.at("projection"))
         # The projection is divided by the root of hidden_size, which only changes what epsilon is compared with.
         self.norm = RMSNorm(form.size, config.norm_eps * config.hidden_size, context=context, factor=half)
 
@@ -30,6 +30,8 @@ class TokenInputs(torch.nn.Module):
         """int64 [tokens] and their embeddings [tokens, hidden_size] → [tokens, layers * size]."""
         if embedded is not None:
             token_ids = token_ids.index_fill(0, embedded.rows, self._form.given_id)
+        if not self._has_all_ids:  # those without embeddings of their own, of images and audio, have the first one's
+            token_ids = torch.where(token_ids < self._form.vocab_size, token_ids, 0)
         projected = self.projection(hidden)
         rows = projected.view(-1, self._form.size)
         self.norm(rows, output=rows)

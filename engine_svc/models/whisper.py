@@ -45,7 +45,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     size, heads = config["hidden_size"], config["num_attention_heads"]
     return base_config(
         {**config, "max_position_embeddings": encoded + text},
-        encoder_tokens=encoded, encoder_rows=rows, num_positions=text,
+        encoder_tokens=encoded, encoder_rows=rows, num_positions=text, keeps_all_rows=True,
         embedding_scale=math.sqrt(size) if config.get("scale_embedding") else 1.0,
         num_kv_heads=heads, head_dim=size // heads, qkv_bias=True, key_bias=False, output_bias=True,
         no_rope_layers=frozenset(range(config["num_hidden_layers"])),

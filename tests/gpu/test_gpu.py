@@ -178,7 +178,8 @@ def test_engine_that_chooses_positions(tmp_path: Path, family: str, eager: bool)
 @pytest.mark.parametrize(
     "family",
     [
-        "llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "gemma4-moe", "gemma4-small", "mimo",
+        "llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "gemma3n", "gemma4-moe",
+        "gemma4-small", "mimo",
         "olmo2", "phi3-partial", "gpt-oss", "deepseek-v2", "deepseek-v3", "llama4", "phimoe", "granite-moe-shared",
         "bloom", "falcon-rw", "mpt-clipped",
         "nemotron-h", "nemotron-h-latent", "mamba2", "olmo-hybrid", "apertus",

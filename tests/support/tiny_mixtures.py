@@ -31,6 +31,13 @@ GEMMA4: dict[str, Any] = {
     "final_logit_softcapping": 20.0, "tie_word_embeddings": False,
 }  # fmt: skip
 
+GEMMA3N: dict[str, Any] = {
+    "head_dim": 16, "sliding_window": 16, "num_hidden_layers": 6, "num_kv_shared_layers": 3, "laurel_rank": 8,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "altup_num_inputs": 3,
+    "intermediate_size": [96, 64, 96, 96, 96, 96], "activation_sparsity_pattern": [0.8, 0.5, 0.0, 0.0, 0.8, 0.0],
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 120, "final_logit_softcapping": 20.0,
+}  # fmt: skip
+
 # Before Transformers 5.18, its own implementation has only this one.
 _SWIGLU_LIMIT = 2.0 if hasattr(GptOssConfig(), "swiglu_limit") else 7.0
 

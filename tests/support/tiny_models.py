@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.support.kept_models import kept_model
-from tests.support.tiny_mixtures import COMPRESSED, GEMMA4, MIXTURES
+from tests.support.tiny_mixtures import COMPRESSED, GEMMA3N, GEMMA4, MIXTURES
 
 VOCAB_SIZE = 160
 _LOADING = threading.Lock()
@@ -131,6 +131,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "vocab_size_per_layer_input": VOCAB_SIZE,
         },
     ),
+    "gemma3n": ("Gemma3nText", GEMMA3N),
     "gemma3": (
         "Gemma3Text",
         {

@@ -45,6 +45,7 @@ CASES = {
     "lfm3": Case(("in_proj", "q_proj", "gate_proj", "w1", "w2")),
     "mamba2": Case(("in_proj", "out_proj", "embeddings")),
     "chatglm": Case(("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "word_embeddings")),
+    "gemma3n": Case(("linear_left", "modality_router", "per_layer_input_gate", "per_layer_model_projection")),
     "gemma": Case(("embed_tokens",), {"tie_word_embeddings": False}),
     "qwen2": Case(("embed_tokens", "lm_head"), {"tie_word_embeddings": False}),
 }  # fmt: skip

@@ -66,9 +66,9 @@ SIZES = (
     "num_experts_per_tok",
 )  # fmt: skip
 WITH_DEFAULTS = (
-    "Afmoe", "Apertus", "Arcee", "Cohere2Moe", "Cwm", "ExaoneMoe", "Gemma4", "Gemma4Unified", "GraniteMoeSWA",
-    "GraniteSWA", "HYV3", "HyperCLOVAX", "Jais2", "Mellum", "MiniCPM3", "Ministral", "NanoChat", "Nemotron",
-    "SolarOpen", "VaultGemma", "Youtu",
+    "Afmoe", "Apertus", "Arcee", "Cohere2Moe", "Cwm", "ExaoneMoe", "Gemma3n", "Gemma4", "Gemma4Unified",
+    "GraniteMoeSWA", "GraniteSWA", "HYV3", "HyperCLOVAX", "Jais2", "Mellum", "MiniCPM3", "Ministral", "NanoChat",
+    "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
 )  # fmt: skip
 
 
@@ -363,7 +363,7 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
 
 
 @pytest.mark.parametrize("family", [
-    "llama-untied", "qwen2-moe", "gemma3", "gemma4", "gemma4-small", "mimo", "olmo2", "phi3", "cohere-norms",
+    "llama-untied", "qwen2-moe", "gemma3", "gemma3n", "gemma4", "gemma4-small", "mimo", "olmo2", "phi3", "cohere-norms",
     "codegen", "falcon-40b", "bloom", "phi", "gpt2", "gpt-bigcode", "opt-projected", "stablelm-12b", "xglm",
     "minicpm3", "nanochat", "granite-swa", "apertus",
 ])  # fmt: skip

@@ -74,6 +74,12 @@ In the KV cache, a layer takes room for its own key-value heads, and one without
 **Sums of earlier layers** (Solar Pro Preview) are mixed into those of later ones, so `--pipeline-parallel-size` is
 refused.
 
+**Alternating updates** (Gemma 3n): hidden states are four streams, of which a layer computes one and corrects the
+others. Torch's operators do that, so on a CPU steps are not recorded; on a GPU they are, as CUDA graphs (tested on an
+emulated one). The last layers have no keys and values of their own, and of a prompt they compute only the rows that
+tokens are sampled from. `--pipeline-parallel-size` is refused. Images are not read, audio is
+([media.md](media.md#gemma-3n)).
+
 The tests run a tiny random model of each type, longer than its windows and in chunks, and compare its tokens with those
 of Transformers, or of a model there that computes the same. `make models` makes this page from the result.
 
