@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,11 +34,15 @@ class AudioProcessor(ABC):
         wrapped: the placeholder with what is around it, for templates that take contents as strings.
         sees: whether the model also reads images.
         token_id: the token that the prompt has for each embedding of an audio.
+        mark_tokens: tokens after these whose embeddings are the audio encoder's, too.
+        mark_ids: their ids.
     """
 
     mask_name = "input_features_mask"
     around = ("", "")
     sees = False
+    mark_tokens: Sequence[str] = ()
+    mark_ids: Sequence[int] = ()
 
     def __init__(self, placeholder: str, token_id: int, settings: AudioSettings) -> None:
         self.placeholder, self.token_id = placeholder, token_id
@@ -229,6 +233,7 @@ class _Gemma4Audio(AudioProcessor):
     """Gemma 4: a single row of any length up to 30 s, as Transformers' feature extractor makes it, without torch."""
 
     sees = True
+    _EXTRACTOR = "Gemma4AudioFeatureExtractor"
     _BEGIN, _END = "<|audio>", "<audio|>"  # which templates leave to the processor
 
     _extractor: Any
@@ -237,7 +242,7 @@ class _Gemma4Audio(AudioProcessor):
     def of(cls, folder: Path, placeholder: str, token_id: int, settings: AudioSettings) -> Self:
         """See AudioProcessor."""
         made = cls(placeholder, token_id, settings)
-        made._extractor = transformers.Gemma4AudioFeatureExtractor.from_pretrained(folder)
+        made._extractor = getattr(transformers, cls._EXTRACTOR).from_pretrained(folder)
         return made
 
     def _features(self, samples: Samples) -> tuple[Floats, Mask]:
@@ -252,6 +257,22 @@ class _Gemma4Audio(AudioProcessor):
     def _text(self, num_tokens: int) -> str:
         """See AudioProcessor."""
         return f"{self._BEGIN}{super()._text(num_tokens)}{self._END}"
+
+
+class _Gemma3nAudio(_Gemma4Audio):
+    """Gemma 3n: a row as for Gemma 4, but however long it is, it has as many embeddings."""
+
+    sees = False
+    mark_tokens = ("<end_of_audio>",)
+    _EXTRACTOR, _BEGIN, _END = "Gemma3nAudioFeatureExtractor", "\n\n<start_of_audio>", "<end_of_audio>\n\n"
+
+    def _num_tokens(self, num_frames: int) -> int:
+        """See AudioProcessor."""
+        return self._settings.audio_seq_length + len(self.mark_tokens) if num_frames else 0
+
+    def _text(self, num_tokens: int) -> str:
+        """See AudioProcessor."""
+        return super()._text(num_tokens - len(self.mark_tokens))
 
 
 class _Gemma4UnifiedAudio(_Gemma4Audio):
@@ -276,7 +297,8 @@ class _Gemma4UnifiedAudio(_Gemma4Audio):
 _CLASSES: Mapping[str, type[AudioProcessor]] = {
     "Qwen2AudioProcessor": _Qwen2Audio, "AudioFlamingo3Processor": _ChunkedAudio, "GlmAsrProcessor": _GlmAudio,
     "Qwen2_5OmniProcessor": _Qwen25Omni, "Qwen3ASRProcessor": _Qwen3Audio, "Qwen3OmniMoeProcessor": _Qwen3Omni,
-    "WhisperProcessor": _Whisper, "Gemma4Processor": _Gemma4Audio, "Gemma4UnifiedProcessor": _Gemma4UnifiedAudio,
+    "WhisperProcessor": _Whisper, "Gemma3nProcessor": _Gemma3nAudio, "Gemma4Processor": _Gemma4Audio,
+    "Gemma4UnifiedProcessor": _Gemma4UnifiedAudio,
 }  # fmt: skip
 
 
@@ -295,7 +317,9 @@ def load_audio_processor(folder: Path) -> AudioProcessor | None:
     token_id = tokenizer.convert_tokens_to_ids(placeholder)
     if token_id is None or token_id == tokenizer.unk_token_id:
         raise ValueError(f"the tokenizer has no token {placeholder}")
-    return _CLASSES[settings.processor_class].of(folder, placeholder, token_id, settings)
+    found = _CLASSES[settings.processor_class].of(folder, placeholder, token_id, settings)
+    found.mark_ids = [tokenizer.convert_tokens_to_ids(token) for token in found.mark_tokens]
+    return found
 
 
 def _halved(num_frames: int) -> int:

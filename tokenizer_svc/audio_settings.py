@@ -31,6 +31,7 @@ class AudioSettings:
         min_length: samples to which shorter audio is padded.
         max_audio_len: seconds that an audio may have; at least a chunk's.
         audio_samples_per_token: samples of an embedding, in models without an encoder.
+        audio_seq_length: embeddings of any audio, in models that give all audios as many.
     """
 
     processor_class: str
@@ -43,6 +44,7 @@ class AudioSettings:
     chunk_length: int = 30
     min_length: int = 0
     audio_samples_per_token: int = 640
+    audio_seq_length: int = 188
 
     def updated(self, changes: Mapping[str, Any]) -> AudioSettings:
         """The settings with some replaced. Names of others are skipped."""
@@ -61,6 +63,7 @@ DEFAULTS: Mapping[str, AudioSettings] = MappingProxyType({
         AudioSettings("Qwen3ASRProcessor", "<|audio_pad|>", 900, feature_size=128, min_length=8000),
         AudioSettings("Qwen3OmniMoeProcessor", "<|audio_pad|>", 900, feature_size=128),
         AudioSettings("WhisperProcessor", "<|startoflm|>"),  # which its tokenizers have and prompts never use
+        AudioSettings("Gemma3nProcessor", "<audio_soft_token>", 30, feature_size=128),
         AudioSettings("Gemma4Processor", "<|audio|>", 30, feature_size=128),
         AudioSettings("Gemma4UnifiedProcessor", "<|audio|>", 30),
     )

@@ -164,8 +164,8 @@ class MediaPreparer:
             self.placeholders[kind], self.wrapped[kind] = placeholder, wrapped
             self._token_ids[MediaKind(kind)] = token_id
         self._own_tokens = {token_id: token_id for token_id in self._token_ids.values()}
-        if mark_ids := facts.get("mark_ids"):
-            self._own_tokens |= dict.fromkeys(mark_ids, self._token_ids[MediaKind.IMAGE])
+        for kind, mark_ids in facts["mark_ids"].items():
+            self._own_tokens |= dict.fromkeys(mark_ids, self._token_ids[MediaKind(kind)])
 
     async def close(self) -> None:
         """Ends the processes."""

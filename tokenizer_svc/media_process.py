@@ -68,9 +68,10 @@ class _Processors:
             marks[MediaKind.VIDEO] = [videos.placeholder, videos.placeholder, videos.token_id]
         if (audio := self._audio) is not None:
             marks[MediaKind.AUDIO] = [audio.placeholder, audio.wrapped, audio.token_id]
+        own = {MediaKind.IMAGE: images, MediaKind.AUDIO: audio}
         fault = _fault(images, settings) if images is not None and settings else ""
         return Message({
-            "marks": marks, "mark_ids": [] if images is None else [*images.mark_ids],
+            "marks": marks, "mark_ids": {kind: [*each.mark_ids] for kind, each in own.items() if each is not None},
             "can_prune": videos is not None and videos.can_prune, "fault": fault,
         })  # fmt: skip
 

@@ -16,7 +16,7 @@ from engine_svc.media.unfit import UnfitImage
 from quire.images import FEATURE_MASKS, FEATURES, Image, ImageInput
 from quire.media import MediaKind, filled_up
 
-_MOST_FRAMES = 3000  # of an audio for Gemma 4: 30 s
+_MOST_FRAMES = 3000  # of an audio for Gemma 3n and 4: 30 s
 _MOST_ROWS = 8  # pieces of an audio that are encoded at once, so that memory stays bounded
 _FRAMES_AT_ONCE = 1600  # the same, of one whose frames hear only those before them
 
@@ -37,7 +37,9 @@ class AudioEncoder:
         is_whole = config.is_encoder_decoder
         self.frames_per_token: int = getattr(config, "audio_length_per_tok", 0)
         self.token_ids: Sequence[int] | None = None
-        if not is_whole and not self.frames_per_token:
+        if config.model_type == "gemma3n":  # whose text model has no embedding of the token that ends an audio
+            self.token_ids = [config.audio_token_id, config.eoa_token_id]
+        elif not is_whole and not self.frames_per_token:
             self.token_ids = [config.audio_token_id]
         self._model = model
         self._dtype, self._device = dtype, device
@@ -140,16 +142,16 @@ class _AudioChecks:
             frames_per_token: see ModelFacts.
         """
         names = ("max_source_positions", "max_position_embeddings")
-        # Encoders of pieces of one length, those of one piece of any length, cut into windows, and Gemma 4's.
+        # Encoders of pieces of one length, those of one piece of any length, cut into windows, and Gemma's.
         self._window: int = frames_per_token or 2 * getattr(audio, "n_window", 0)
         self._frames: int = 2 * next((getattr(audio, name) for name in names if hasattr(audio, name)), 0)
         self._is_upright = not (self._window or self._frames)  # whether frames come before the bands of each
-        sizes = ("audio_embed_dim", "num_mel_bins")
+        sizes = ("audio_embed_dim", "num_mel_bins", "input_feat_size")
         self._mels: int = next((getattr(audio, name) for name in sizes if hasattr(audio, name)), 0)
         self._mels = self._mels or audio.subsampling_conv_channels[0]
 
     def check(self, image: Image) -> tuple[ImageInput, ImageInput]:
-        """The features [rows, mels, frames], or [1, frames, mels] for Gemma 4, and their mask [rows, frames].
+        """The features [rows, mels, frames], or [1, frames, mels] for Gemma, and their mask [rows, frames].
 
         Raises:
             UnfitImage: they are not those of an audio.

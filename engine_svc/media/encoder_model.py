@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 
+from engine_svc.media.gemma3n import Gemma3nHearing
 from quire.errors import StartupError
 from quire.media import MediaKind
 
@@ -117,6 +118,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _class_of(config: Any) -> Any:
-    """The class of the whole model. Some published checkpoints name one that only their own code has."""
+    """The class of the whole model, or of what is used of it. Some checkpoints name one that only their code has."""
+    if config.model_type == "gemma3n":
+        return Gemma3nHearing
     found = getattr(transformers, config.architectures[0], None)
     return transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)] if found is None else found

@@ -232,6 +232,7 @@ VIDEO_MODELS = frozenset({
 # Audio-language models whose audio Quire encodes (see media/audio.py).
 AUDIO_MODELS = frozenset({
     "AudioFlamingo3ForConditionalGeneration",
+    "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedForConditionalGeneration",
     "GlmAsrForConditionalGeneration",
@@ -258,6 +259,7 @@ TEXT_TYPES = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3n_text": "Gemma3nForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",

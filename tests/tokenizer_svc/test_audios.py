@@ -270,7 +270,7 @@ async def test_files_that_are_wrong_do_not_stop_the_service(
 async def test_what_a_process_reports(folder_of: FolderOf, tmp_path: Path) -> None:
     answer = make(Message({"folder": str(folder_of("qwen2_audio"))}))
     assert answer(Message()).fields == {
-        "marks": {"audio": ["<|AUDIO|>", "<|audio_bos|><|AUDIO|><|audio_eos|>", 259]}, "mark_ids": [],
+        "marks": {"audio": ["<|AUDIO|>", "<|audio_bos|><|AUDIO|><|audio_eos|>", 259]}, "mark_ids": {"audio": []},
         "can_prune": False, "fault": "",
     }  # fmt: skip
     vision = make(Message({"folder": str(make_vision_model(tmp_path, "qwen2_5_vl"))}))
