@@ -54,6 +54,7 @@ class ModelInfo:
     num_host_blocks: int = 0  # of the second tier, in host memory
     num_host_snapshots: int = 0
     kv_role: str = ""  # how it exchanges blocks with other workers; empty if it does not
+    kv_connector: str = ""  # by which it does
     max_loras: int = 0
     draft_cache_bytes: int = 0
     data_parallel_rank: int | None = None
@@ -130,6 +131,7 @@ def make_model_info(
 ) -> ModelInfo:
     """Creates the model info from the options, the loaded model in `folder`, and its generation config."""
     eos_token_ids = tuple(sorted(token for token in defaults.eos_token_ids if token < spec.vocab_size))
+    transfer = options.cache.transfer()
     return ModelInfo(
         served_model_names=tuple(model.served_names),
         model=model.model,
@@ -164,7 +166,8 @@ def make_model_info(
         num_snapshots=size.num_snapshots,
         num_host_blocks=size.num_host_blocks,
         num_host_snapshots=size.num_host_snapshots,
-        kv_role=transfer.kv_role if (transfer := options.cache.transfer()).is_on else "",
+        kv_role=transfer.kv_role if transfer.is_on else "",
+        kv_connector=transfer.kv_connector or "",
         max_loras=options.lora.max_loras if options.lora.enable_lora else 0,
         draft_cache_bytes=spec.draft_bytes_per_block * size.num_blocks,
         data_parallel_rank=options.parallel.data_parallel_rank,

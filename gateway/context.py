@@ -15,6 +15,7 @@ from gateway.metrics.http import HttpStatistics
 from gateway.pipeline import Pipeline
 from gateway.protocol.unknown import LeftOutTools, UnknownFields
 from gateway.requests.choice_room import ChoiceRoom
+from gateway.requests.kv_transfer import KvTransferKey
 from gateway.requests.statistics import RequestStatistics
 from gateway.requests.token_ids_only import needs_text
 from gateway.response_store.records import Responses
@@ -58,6 +59,8 @@ class GatewayContext:
     # Parses tool calls, in chats that have tools.
     tool_parser: type[ToolParser] | None = None
     tracer: Tracer | None = None
+    # None where requests may not have kv_transfer_params.
+    kv_transfer_key: KvTransferKey | None = None
     memory: MemoryGuard = field(default_factory=MemoryGuard)
     draining: bool = False
     start_time: int = field(default_factory=lambda: int(time.time()))

@@ -28,6 +28,7 @@ from gateway.http_protocol import limited_protocol
 from gateway.media.conversations import ConversationMedia
 from gateway.pipeline import Pipeline
 from gateway.reasoning_parsers.registry import chosen_reasoning_parser
+from gateway.requests.kv_transfer import KvTransferKey
 from gateway.requests.request_log import RequestLog
 from gateway.requests.statistics import RequestStatistics
 from gateway.requests.traces import RequestTraces
@@ -167,6 +168,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: 
         reasoning=ReasoningFormat(reasoning_parser, tokenizer) if reasoning_parser else None,
         tool_parser=chosen_tool_parser(options.tools),
         tracer=tracer,
+        kv_transfer_key=KvTransferKey(security.grpc_token) if options.enable_kv_transfer_params else None,
     )
 
 

@@ -119,6 +119,7 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would compute, move or report anything."""
         has_news = self._requests.has_deltas or self._requests.has_expired or self._constraints.has_news
+        has_news = has_news or self._hand_overs.is_holding
         return self._is_stepping or has_news or bool(self._in_flight)
 
     @property
@@ -129,7 +130,7 @@ class Engine:
     @property
     def is_waiting(self) -> bool:
         """Whether the last step only had transfers under way and nothing to compute, so the next one is not urgent."""
-        return self._is_waiting
+        return self._is_waiting or (self._hand_overs.is_holding and not (self._is_stepping or self._in_flight))
 
     @property
     def num_waiting(self) -> int:
@@ -168,8 +169,7 @@ class Engine:
                 first = len(each.token_ids) - 1 if each.num_output_tokens else start  # what other workers have reported
                 each.routed = RoutedRows(form.bytes_per_token, first)
         self._requests.enter(live)
-        if request.hands_over:
-            self._hand_overs.add(live)
+        self._hand_overs.add(live)
         if self._drafter is not None:
             self._drafter.enter(live, self.num_waiting)
         if self._requests.has_too_many_logprobs(live):
@@ -231,7 +231,7 @@ class Engine:
         if not self.rest.asleep:
             self._advance()
         self._hand_overs.settle()
-        return self._requests.take()
+        return self._hand_overs.pass_on(self._requests.take())
 
     def _advance(self) -> None:
         batch = self._scheduler.schedule(self._clock())
@@ -260,7 +260,7 @@ class Engine:
         """Ends all requests with an error, for an engine about to exit; returns their last deltas."""
         for live in self._requests:
             self._requests.end(live, FinishReason.ERROR, error)
-        return self._requests.take()
+        return [*self._hand_overs.let_go(), *self._requests.take()]
 
     def close(self) -> None:
         """Closes the executor and the grammars."""

@@ -41,6 +41,7 @@ class GenerationRequest:
     constraint: Constraint | None = None  # followed by all outputs
     progress: tuple[ChoiceProgress, ...] = ()  # one per sequence; empty for a new request
     hands_over: bool = False  # another worker continues once the prompt's blocks are saved; see core/hand_overs.py
+    remote_decode: bool = False  # another deployment continues; it ends once the prompt's blocks are saved
     kv_source: str = ""  # address of the worker that has computed the prompt and keeps its blocks; empty if none does
 
     @property

@@ -46,13 +46,13 @@ TASK_NUMBERS = {name: number for number, name in TASKS.items()}
 
 
 def to_request(
-    generation: common_pb2.Generation, request_id: str = "", *, hands_over: bool = False, kv_source: str = ""
+    generation: common_pb2.Generation, request_id: str = "", *, hands_over: bool = False
 ) -> GenerationRequest:
     """Converts a request and fills in defaults; does not validate it.
 
     Args:
         request_id: used if the message has none; generated if this is empty too.
-        hands_over, kv_source: see GenerationRequest.
+        hands_over: see GenerationRequest.
     """
     return GenerationRequest(
         request_id=generation.request_id or request_id or uuid.uuid4().hex,
@@ -67,7 +67,8 @@ def to_request(
         constraint=to_constraint(generation.constraint) if generation.HasField("constraint") else None,
         progress=tuple(ChoiceProgress(list(choice.token_ids), choice.finished) for choice in generation.progress),
         hands_over=hands_over,
-        kv_source=kv_source,
+        kv_source=generation.kv_source,
+        remote_decode=generation.remote_decode,
     )
 
 
@@ -214,6 +215,7 @@ def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common
         num_host_blocks=info.num_host_blocks,
         num_host_snapshots=info.num_host_snapshots,
         kv_role=info.kv_role,
+        kv_connector=info.kv_connector,
         adapters=map(from_adapter, adapters),
         max_loras=info.max_loras,
         draft_cache_bytes=info.draft_cache_bytes,

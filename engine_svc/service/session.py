@@ -103,7 +103,7 @@ class EngineSession:
         if start.stream_id in self._keys:
             raise InvalidRequest(f"stream_id {start.stream_id} is already in use.", parameter="stream_id")
         try:
-            request = to_request(start.generation, hands_over=start.hands_over, kv_source=start.kv_source)
+            request = to_request(start.generation, hands_over=start.hands_over)
             key = self._worker.submit(request, self)
         except QuireError as error:
             self._refuse(start.stream_id, error)

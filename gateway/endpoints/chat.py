@@ -15,6 +15,7 @@ from gateway.answers.context import AnswerContext
 from gateway.answers.parser import AnswerParser
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext, context_of
+from gateway.endpoints import kv_transfer
 from gateway.endpoints.bad_words import bad_word_runs
 from gateway.endpoints.body import read_json
 from gateway.endpoints.chat_answer import ChatAnswer
@@ -164,7 +165,7 @@ async def _prepare(
             first.text, continued=continued_texts(body, conversations[0]), is_constrained=constraint is not None,
             switch=switch_of(variables),
         )  # fmt: skip
-    return make_generation_request(
+    generation = make_generation_request(
         body, [each.prompt for each in rendered], model, constraint=constraint,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         logprobs=num_alternatives(body.top_logprobs or 0, model) if body.logprobs else None,
@@ -174,6 +175,7 @@ async def _prepare(
         answer_context=AnswerContext(tools.tools, tools.choice, bool(thinking and thinking.is_open)),
         thinking=thinking,
     )  # fmt: skip
+    return kv_transfer.taking_part(context, body.kv_transfer_params, generation)
 
 
 def continued_texts(body: ChatFields, messages: Conversation) -> Sequence[str]:

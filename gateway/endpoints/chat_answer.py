@@ -22,6 +22,7 @@ from gateway.answers.deltas import (
 from gateway.answers.events import event
 from gateway.answers.scores import AnswerScores, chat_logprobs, prompt_logprobs
 from gateway.context import GatewayContext
+from gateway.endpoints import kv_transfer
 from gateway.endpoints.generation import GenerationAnswer
 from gateway.protocol.chat import (
     ChatChoice,
@@ -118,6 +119,7 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
             prompt_logprobs(scores, texts) if self._body.prompt_logprobs is not None else None,
             list(self._request.prompts[0].token_ids) if self._with_ids else None,
             self._prompt_text,
+            kv_transfer.told(self._context, self._state),
         )  # fmt: skip
 
     def _whole_choice(self, index: int, choice: CollectedChoice) -> ChatChoice:

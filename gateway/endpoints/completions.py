@@ -17,6 +17,7 @@ from gateway.answers.events import event
 from gateway.answers.scores import CompletionScores, merge, prompt_logprobs, score_of
 from gateway.answers.stream import EventStream, UpdateSource
 from gateway.context import GatewayContext, context_of
+from gateway.endpoints import kv_transfer
 from gateway.endpoints.bad_words import bad_word_runs
 from gateway.endpoints.body import read_json
 from gateway.endpoints.generation import GenerationAnswer, compiled
@@ -97,12 +98,13 @@ async def prepare(
     if thinks and context.reasoning:
         prompt = await context.tokenizer.decode(tokens[0].token_ids)
         thinking = await context.reasoning.thinking(prompt, is_constrained=constraint is not None)
-    return make_generation_request(
+    generation = make_generation_request(
         body, tokens, model, constraint=constraint, max_tokens=body.max_tokens, default_max_tokens=default_max_tokens,
         logprobs=num_alternatives(body.logprobs, model), prompt_logprobs=_prompt_logprobs(body, model),
         bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()), caller=caller, options=context.options,
         thinking=thinking,
     )  # fmt: skip
+    return kv_transfer.taking_part(context, body.kv_transfer_params, generation)
 
 
 async def _shown(context: GatewayContext, body: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> list[Prompt]:
@@ -319,6 +321,7 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
     def _whole(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> Completion:
         answer = self.chunk(*(self._whole_choice(index, choices, texts) for index in range(len(choices))))
         answer.usage = self._usage()
+        answer.kv_transfer_params = kv_transfer.told(self._context, self._state)
         return answer
 
     def _whole_choice(

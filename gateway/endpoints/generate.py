@@ -14,7 +14,7 @@ from gateway.answers.deltas import ChoiceUpdate, TokenScore, content_of
 from gateway.answers.scores import chat_logprobs, prompt_logprobs, token_logprobs
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext, context_of
-from gateway.endpoints import completions
+from gateway.endpoints import completions, kv_transfer
 from gateway.endpoints.aborted import read_request_ids
 from gateway.endpoints.body import read_json
 from gateway.endpoints.generation import GenerationAnswer
@@ -98,6 +98,7 @@ class _Answer(GenerationAnswer[CompletionRequest, GenerateChoice]):
             usage=self._usage(),
             prompt_logprobs=prompt_logprobs(scores, texts) if self._body.prompt_logprobs is not None else None,
             prompt_token_ids=self._prompt,
+            kv_transfer_params=kv_transfer.told(self._context, self._state),
         )
 
     def _whole_choice(self, index: int, choice: CollectedChoice) -> GenerateChoice:

@@ -17,7 +17,7 @@ from gateway.answers.deltas import ChoiceUpdate, Finish, PromptScore
 from gateway.answers.events import DONE, event
 from gateway.answers.stream import EventStream, UpdateSource
 from gateway.context import GatewayContext
-from gateway.endpoints import large
+from gateway.endpoints import kv_transfer, large
 from gateway.errors import error_body
 from gateway.metrics.orca import load_report
 from gateway.protocol.chat import ChatChunkChoice, ChatCompletionChunk
@@ -135,12 +135,15 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         return bool(update.deltas or update.scores or self._with_ids)
 
     def closing(self, error: QuireError | None) -> Iterator[bytes]:
-        """Yields the error, or the usage if requested; then the end marker."""
+        """Yields the error, or the usage and where the KV blocks are if requested; then the end marker."""
+        transfer = kv_transfer.told(self._context, self._state)
         if error:
             yield event(error_body(error))
-        elif self._usage_at_end:
+        elif self._usage_at_end or transfer is not UNSET:
             chunk = self.chunk()
-            chunk.usage = self._usage()
+            chunk.kv_transfer_params = transfer
+            if self._usage_at_end:
+                chunk.usage = self._usage()
             yield event(chunk)
         yield DONE
 

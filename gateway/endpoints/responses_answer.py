@@ -19,7 +19,7 @@ from gateway.answers.events import event
 from gateway.answers.scores import chat_logprobs
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext
-from gateway.endpoints import large
+from gateway.endpoints import kv_transfer, large
 from gateway.protocol.chat import ChatTokenLogprob
 from gateway.protocol.response_events import (
     ArgumentsDelta,
@@ -284,6 +284,7 @@ class ResponsesAnswer:
         yield from self._close("completed" if status == "completed" else "incomplete")
         body = self.body
         body.status, body.usage, body.completed_at = status, self._usage(), int(time.time())
+        body.kv_transfer_params = kv_transfer.told(self._context, self.state)
         if error:
             body.error = ResponseFailure(_code(error), error.message)
             yield ResponseFailed(response=body)

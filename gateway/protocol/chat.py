@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.protocol.common import ConversationFields, PromptLogprobs, Usage
+from gateway.protocol.common import ConversationFields, KvTransferParams, PromptLogprobs, Usage
 from gateway.protocol.fields import Flag
 
 
@@ -119,6 +119,7 @@ class ChatCompletion(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     prompt_text: str | UnsetType = UNSET
+    kv_transfer_params: KvTransferParams | UnsetType | None = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -153,3 +154,4 @@ class ChatCompletionChunk(msgspec.Struct):
     system_fingerprint: str | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
+    kv_transfer_params: KvTransferParams | UnsetType | None = UNSET

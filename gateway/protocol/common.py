@@ -19,6 +19,19 @@ class StreamOptions(RequestFields):
     continuous_usage_stats: Flag = False
 
 
+class KvTransferParams(RequestFields, kw_only=True):
+    """What servers tell each other of a prompt's KV blocks, by way of a proxy: vLLM's fields and two more."""
+
+    do_remote_decode: Flag = False  # another server continues the request, and pulls the blocks from this one
+    do_remote_prefill: Flag = False  # another server has computed the prompt, and this one pulls its blocks
+    remote_engine_id: str | None = None
+    remote_block_ids: Any = None  # always null: blocks are found by their hashes
+    remote_host: str | None = None
+    remote_port: int | None = None
+    expires: int | None = None  # Unix time in seconds
+    signature: str | None = None  # of the server that names the host and port
+
+
 class LogitsProcessorFields(msgspec.Struct):
     """A logits processor and its constructor arguments."""
 
@@ -89,8 +102,9 @@ class GenerationFields(SamplingFields, kw_only=True):
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
 
+    kv_transfer_params: KvTransferParams | None = None
+
     # Not supported: refused unless neutral, see gateway/requests/refused.py.
-    kv_transfer_params: Any = None
     prompt_embeds: Any = None
     mm_payload: Any = None
     ec_transfer_params: Any = None

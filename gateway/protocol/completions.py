@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.protocol.common import GenerationFields, PromptLogprobs, Usage
+from gateway.protocol.common import GenerationFields, KvTransferParams, PromptLogprobs, Usage
 from gateway.protocol.fields import Flag
 
 
@@ -52,3 +52,4 @@ class Completion(msgspec.Struct):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType | None = UNSET
+    kv_transfer_params: KvTransferParams | UnsetType | None = UNSET

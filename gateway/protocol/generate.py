@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.protocol.chat import ChatCompletionChunk, ChatCompletionRequest
-from gateway.protocol.common import PromptLogprobs, SamplingFields, StreamOptions, Usage
+from gateway.protocol.common import KvTransferParams, PromptLogprobs, SamplingFields, StreamOptions, Usage
 from gateway.protocol.completions import Completion, CompletionRequest
 from gateway.protocol.fields import Flag, RequestFields, Whole
 
@@ -36,9 +36,9 @@ class GenerateRequest(RequestFields, kw_only=True):
     cache_salt: str | None = None
     priority: Whole = 0
     token_offsets: Any = None  # what rendering returned beside the ids, which are all that is needed
+    kv_transfer_params: KvTransferParams | None = None
 
     # Not supported: refused unless neutral.
-    kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     features: Any = None
     content_parts: Any = None
@@ -58,6 +58,7 @@ class RenderedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: int = 0
+    kv_transfer_params: KvTransferParams | None = None
 
 
 class TokenLogprob(msgspec.Struct):
@@ -103,6 +104,7 @@ class GenerateChunk(msgspec.Struct, kw_only=True):
     output_mode: str
     usage: Usage | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: KvTransferParams | UnsetType | None = UNSET
 
 
 class GenerateResponse(msgspec.Struct, kw_only=True):
@@ -116,6 +118,7 @@ class GenerateResponse(msgspec.Struct, kw_only=True):
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
+    kv_transfer_params: KvTransferParams | UnsetType | None = UNSET
 
 
 class GeneratedTokens(msgspec.Struct, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.protocol.common import ConversationFields
+from gateway.protocol.common import ConversationFields, KvTransferParams
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -230,6 +230,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str = "default"
+    kv_transfer_params: KvTransferParams | UnsetType | None = UNSET
 
 
 class InputItems(msgspec.Struct):

@@ -9,6 +9,7 @@ from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.parser import AnswerParser
 from gateway.answers.routed_experts import RoutedExpertsForm
 from gateway.requests.beams import BeamSearchParameters
+from gateway.requests.kv_transfer import NO_KV_TRANSFER, KvTransfer
 from gateway.requests.named_key import Admission
 from gateway.requests.thinking import Thinking
 from quire.images import Image
@@ -86,6 +87,7 @@ class GenerationRequest:
     session_id: str = ""
     part_of: str | None = None  # id of the request that it is a part of; None if it is all of it
     admission: Admission | None = None  # of a named key, whose tokens it uses
+    kv_transfer: KvTransfer = NO_KV_TRANSFER
 
     @property
     def n(self) -> int:

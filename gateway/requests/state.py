@@ -26,6 +26,7 @@ class GenerationUsage:
     prefill_seconds: float
     decode_seconds: float
     preemptions: int
+    kv_source: str = ""  # host:port of the worker that keeps the prompt's KV blocks for another deployment
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +102,11 @@ class RequestState(AnswerQueue):
     def cached_tokens(self) -> int:
         """Number of prompt tokens found in the prefix cache, as far as engines have reported."""
         return sum(stream.usage.cached_prompt_tokens for stream in self.streams if stream.usage)
+
+    @property
+    def kv_source(self) -> str:
+        """Where its first prompt's KV blocks are kept for another deployment; empty if nowhere."""
+        return next((stream.usage.kv_source for stream in self.streams if stream.usage), "")
 
     @property
     def num_generated(self) -> int:

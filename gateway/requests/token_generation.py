@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.protocol.common import GenerationFields, SamplingFields
+import msgspec
+
+from gateway.protocol.common import GenerationFields, KvTransferParams, SamplingFields
 from gateway.protocol.completions import CompletionRequest
 from gateway.protocol.generate import GenerateRequest, GenerateSampling, RenderedRequest
 from gateway.requests.constraint import NamedConstraint
@@ -39,12 +41,25 @@ def completion_of(body: GenerateRequest) -> CompletionRequest:
     if body.output_mode == "text" and not sampling.detokenize:
         raise InvalidRequest('output_mode "text" needs sampling_params.detokenize: true.', parameter="output_mode")
     fields = {name: getattr(sampling, name) for name in SamplingFields.__struct_fields__}
+    extra = dict(sampling.extra_args or {})
+    # vLLM's engines take it from here too, and so some proxies send it here.
+    transfer = body.kv_transfer_params or _kv_transfer_params(extra.pop("kv_transfer_params", None))
     return CompletionRequest(
         prompt=[body.token_ids],
         model=body.model, logprobs=sampling.logprobs, stream=body.stream, stream_options=body.stream_options,
         cache_salt=body.cache_salt, priority=body.priority, request_id=body.request_id,
-        **(fields | {"vllm_xargs": sampling.vllm_xargs or sampling.extra_args}),
+        kv_transfer_params=transfer,
+        **(fields | {"vllm_xargs": sampling.vllm_xargs or extra or None}),
     )  # fmt: skip
+
+
+def _kv_transfer_params(value: Any) -> KvTransferParams | None:
+    try:
+        return msgspec.convert(value, KvTransferParams | None)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(
+            f"kv_transfer_params of sampling_params.extra_args is malformed: {error}.", parameter="extra_args"
+        ) from None
 
 
 def rendered(
@@ -69,6 +84,7 @@ def rendered(
         stream_options=body.stream_options,
         cache_salt=body.cache_salt,
         priority=body.priority,
+        kv_transfer_params=body.kv_transfer_params,
     )
 
 

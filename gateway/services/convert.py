@@ -160,6 +160,8 @@ def from_stream(stream: StreamState, timeout_ms: int) -> common_pb2.Generation:
         tenant_weight=request.weight,
         session_id=request.session_id,
         constraint=from_constraint(request.constraint) if request.constraint else None,
+        kv_source=request.kv_transfer.source,
+        remote_decode=request.kv_transfer.remote_decode,
     )
     write_trace(stream.owner.trace, generation)
     return generation
@@ -188,7 +190,7 @@ def to_usage(usage: common_pb2.GenerationUsage) -> GenerationUsage:
     """Converts the usage of a generation."""
     return GenerationUsage(
         usage.cached_prompt_tokens, usage.router_queue_seconds, usage.queue_seconds, usage.prefill_seconds,
-        usage.decode_seconds, usage.preemptions,
+        usage.decode_seconds, usage.preemptions, usage.kv_source,
     )  # fmt: skip
 
 

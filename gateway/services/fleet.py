@@ -15,6 +15,7 @@ from gateway.services.fingerprints import system_fingerprints
 from gateway.services.fleet_counters import FleetCounters
 from gateway.services.routers import RouterSession
 from quire.errors import NotFound, QuireError, Unavailable
+from quire.options.kv_transfer import CONSUMER, GRPC, PRODUCER
 from quire.runners import wrong_runner
 from quire.v1 import admin_pb2, common_pb2, engine_pb2, router_pb2
 
@@ -63,6 +64,9 @@ class Fleet:
         # to the first of its models that is known.
         self.models: Mapping[str, ServedModel] = {}
         self.reads_media = False  # whether any of them does
+        # Whether any worker lets others pull KV blocks, and whether any pulls those of others.
+        self.lets_pull = False
+        self.pulls = False
         self.system_fingerprints: Mapping[str, str] = {}  # by served name, see `system_fingerprints`
 
     @property
@@ -112,6 +116,10 @@ class Fleet:
         }
         self.models = self._served()
         self.reads_media = any(model.media for model in self.models.values())
+        if told.workers:
+            infos = [worker.model_info for worker in told.workers]
+            roles = {info.kv_role for info in infos if info.kv_connector == GRPC}
+            self.lets_pull, self.pulls = bool(roles - {CONSUMER}), bool(roles - {PRODUCER})
         known = [info for info, _ in self._remembered.values()]
         ready = [worker.model_info for worker in self.ready]
         self.system_fingerprints = {

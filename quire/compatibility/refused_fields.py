@@ -18,7 +18,6 @@ class Refused:
 
 _IN_MESSAGES = "Quire's models read text, images, videos and audio, which come in messages"
 _NO_OUTPUT = "Quire writes text only, and no audio"
-_NO_TRANSFER = "Quire does not move KV cache between servers at a client's request"
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(
     {
@@ -29,8 +28,7 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "mm_payload": Refused(_IN_MESSAGES),
         "features": Refused(_IN_MESSAGES),
         "content_parts": Refused(_IN_MESSAGES, ([],)),
-        "kv_transfer_params": Refused(_NO_TRANSFER),
-        "ec_transfer_params": Refused(_NO_TRANSFER),
+        "ec_transfer_params": Refused("Quire does not move the embeddings of images between servers"),
         "return_weight_versions": Refused(
             "answers do not say which weights computed a token; GET /get_weight_version of --admin-port returns those "
             "that are served",

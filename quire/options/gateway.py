@@ -121,6 +121,11 @@ class GatewayOptions:
         False, "Turns on the routes that split a request into its stages: /inference/v1/generate and abort_requests, "
         "/v1/…/render and /v1/…/derender.",
     )  # fmt: skip
+    enable_kv_transfer_params: bool = option(
+        False, "Lets requests have kv_transfer_params, by which a proxy has one server compute a prompt and another "
+        "one generate from it. Their workers need GrpcConnector (--kv-transfer-config), and both servers the same "
+        "--grpc-token. Answers then name the addresses of workers.",
+    )  # fmt: skip
     server_dev_mode: bool = option(
         False, "Turns on developer routes on the clients' port: /server_info, and those of --admin-port. They reveal "
         "more than clients should know, and do more than clients should do.",

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 import msgspec
 
 _FOLDER = ("SharedStorageConnector", "ExampleConnector")  # vLLM's former and present name of the same one
-_GRPC = "GrpcConnector"
+GRPC = "GrpcConnector"  # workers pull blocks from each other
 PRODUCER = "kv_producer"  # only saves blocks: where other workers load them, it computes prompts for those
+CONSUMER = "kv_consumer"  # only loads blocks
 
 
 class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,10 +37,10 @@ class KvTransferConfig(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.kv_connector is None:
             return
-        if self.kv_connector not in (*_FOLDER, _GRPC):
+        if self.kv_connector not in (*_FOLDER, GRPC):
             raise ValueError(
                 f"kv_connector is {self.kv_connector!r}; Quire has {_FOLDER[0]}, which exchanges blocks through a "
-                f"folder that all workers see, and {_GRPC}, with which workers pull them from each other."
+                f"folder that all workers see, and {GRPC}, with which workers pull them from each other."
             )
         keys = ("local_storage_path", "shared_storage_path")
         needed, other = keys if self.is_remote else reversed(keys)
@@ -56,14 +57,14 @@ class KvTransferConfig(msgspec.Struct, frozen=True):
     @property
     def is_remote(self) -> bool:
         """Whether a worker that loads blocks pulls them from the one that has computed them."""
-        return self.kv_connector == _GRPC
+        return self.kv_connector == GRPC
 
     @property
     def saves(self) -> bool:
         """Whether the worker saves the blocks that it computes."""
-        return self.kv_role != "kv_consumer"
+        return self.kv_role != CONSUMER
 
     @property
     def loads(self) -> bool:
         """Whether the worker loads blocks that it or others have saved."""
-        return self.kv_role != "kv_producer"
+        return self.kv_role != PRODUCER

@@ -54,7 +54,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, service: _Optional[str] = ..., version: _Optional[str] = ..., instance_id: _Optional[str] = ..., start_time_seconds: _Optional[float] = ..., grpc_services: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "priority", "cache_salt", "timeout_ms", "progress", "prompt_block_keys", "prompt_block_size", "tenant", "session_id", "constraint", "prompt_embeds", "traceparent", "tracestate", "images", "tenant_weight")
+    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "priority", "cache_salt", "timeout_ms", "progress", "prompt_block_keys", "prompt_block_size", "tenant", "session_id", "constraint", "prompt_embeds", "traceparent", "tracestate", "images", "tenant_weight", "kv_source", "remote_decode")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,8 @@ class Generation(_message.Message):
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    KV_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_DECODE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -91,7 +93,9 @@ class Generation(_message.Message):
     tracestate: str
     images: _containers.RepeatedCompositeFieldContainer[Image]
     tenant_weight: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ..., prompt_block_keys: _Optional[_Iterable[int]] = ..., prompt_block_size: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_embeds: _Optional[_Union[PromptEmbeds, _Mapping]] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., tenant_weight: _Optional[float] = ...) -> None: ...
+    kv_source: str
+    remote_decode: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ..., prompt_block_keys: _Optional[_Iterable[int]] = ..., prompt_block_size: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_embeds: _Optional[_Union[PromptEmbeds, _Mapping]] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., tenant_weight: _Optional[float] = ..., kv_source: _Optional[str] = ..., remote_decode: _Optional[bool] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("offset", "num_tokens", "inputs", "pixel_scale", "pixel_shift")
@@ -353,7 +357,7 @@ class GenerationDelta(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., choice_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., is_final: _Optional[bool] = ..., usage: _Optional[_Union[GenerationUsage, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., ended_by_constraint: _Optional[bool] = ..., num_previous_tokens: _Optional[int] = ..., routed_experts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class GenerationUsage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens", "queue_seconds", "prefill_seconds", "decode_seconds", "preemptions", "router_queue_seconds")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens", "queue_seconds", "prefill_seconds", "decode_seconds", "preemptions", "router_queue_seconds", "kv_source")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +366,7 @@ class GenerationUsage(_message.Message):
     DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     ROUTER_QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KV_SOURCE_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_prompt_tokens: int
@@ -370,7 +375,8 @@ class GenerationUsage(_message.Message):
     decode_seconds: float
     preemptions: int
     router_queue_seconds: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., router_queue_seconds: _Optional[float] = ...) -> None: ...
+    kv_source: str
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., router_queue_seconds: _Optional[float] = ..., kv_source: _Optional[str] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("code", "reason", "message", "parameter", "retry_after_ms")
@@ -397,7 +403,7 @@ class RoutedExpertsForm(_message.Message):
     def __init__(self, num_layers: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., id_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint", "prompt_embeds_size", "batch_invariant", "cpu_kernels", "state_bytes", "adapters", "max_loras", "draft_cache_bytes", "runner", "pooling", "data_parallel_rank", "lockstep_ranks", "accepts_images", "accepts_videos", "accepts_audio", "num_snapshots", "num_host_blocks", "num_host_snapshots", "kv_role", "routed_experts")
+    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint", "prompt_embeds_size", "batch_invariant", "cpu_kernels", "state_bytes", "adapters", "max_loras", "draft_cache_bytes", "runner", "pooling", "data_parallel_rank", "lockstep_ranks", "accepts_images", "accepts_videos", "accepts_audio", "num_snapshots", "num_host_blocks", "num_host_snapshots", "kv_role", "routed_experts", "kv_connector")
     SERVED_MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +442,7 @@ class ModelInfo(_message.Message):
     NUM_HOST_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     KV_ROLE_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    KV_CONNECTOR_FIELD_NUMBER: _ClassVar[int]
     served_model_names: _containers.RepeatedScalarFieldContainer[str]
     model: str
     architecture: str
@@ -474,7 +481,8 @@ class ModelInfo(_message.Message):
     num_host_snapshots: int
     kv_role: str
     routed_experts: RoutedExpertsForm
-    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., prompt_embeds_size: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., cpu_kernels: _Optional[str] = ..., state_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., max_loras: _Optional[int] = ..., draft_cache_bytes: _Optional[int] = ..., runner: _Optional[str] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., lockstep_ranks: _Optional[int] = ..., accepts_images: _Optional[bool] = ..., accepts_videos: _Optional[bool] = ..., accepts_audio: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_snapshots: _Optional[int] = ..., kv_role: _Optional[str] = ..., routed_experts: _Optional[_Union[RoutedExpertsForm, _Mapping]] = ...) -> None: ...
+    kv_connector: str
+    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., prompt_embeds_size: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., cpu_kernels: _Optional[str] = ..., state_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., max_loras: _Optional[int] = ..., draft_cache_bytes: _Optional[int] = ..., runner: _Optional[str] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., lockstep_ranks: _Optional[int] = ..., accepts_images: _Optional[bool] = ..., accepts_videos: _Optional[bool] = ..., accepts_audio: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_snapshots: _Optional[int] = ..., kv_role: _Optional[str] = ..., routed_experts: _Optional[_Union[RoutedExpertsForm, _Mapping]] = ..., kv_connector: _Optional[str] = ...) -> None: ...
 
 class PoolingInfo(_message.Message):
     __slots__ = ("tasks", "embedding_size", "token_embedding_size", "is_matryoshka", "matryoshka_dimensions", "num_labels", "label_names", "is_cross_encoder", "is_late_interaction", "type_vocab_size", "pooling_type", "normalize", "use_activation", "max_inputs", "prompts", "default_prompt_name")

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from quire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/engine.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\"H\n\x1c\x45ngineServiceGenerateRequest\x12(\n\ngeneration\x18\x01 \x01(\x0b\x32\x14.quire.v1.Generation\"I\n\x1d\x45ngineServiceGenerateResponse\x12(\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x19.quire.v1.GenerationDelta\"\x86\x01\n\x1b\x45ngineServiceSessionRequest\x12&\n\x06starts\x18\x01 \x03(\x0b\x32\x16.quire.v1.SessionStart\x12\x18\n\x10\x61\x62ort_stream_ids\x18\x02 \x03(\x04\x12%\n\x05stops\x18\x03 \x03(\x0b\x32\x16.quire.v1.SequenceStop\"R\n\x0cSequenceStop\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x14\n\x0c\x63hoice_index\x18\x02 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\"r\n\x0cSessionStart\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12(\n\ngeneration\x18\x02 \x01(\x0b\x32\x14.quire.v1.Generation\x12\x12\n\nhands_over\x18\x03 \x01(\x08\x12\x11\n\tkv_source\x18\x04 \x01(\t\"m\n\x1c\x45ngineServiceSessionResponse\x12)\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x19.quire.v1.GenerationDelta\x12\"\n\x04load\x18\x02 \x01(\x0b\x32\x14.quire.v1.EngineLoad\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r\"\x15\n\x13GetModelInfoRequest\"?\n\x14GetModelInfoResponse\x12\'\n\nmodel_info\x18\x01 \x01(\x0b\x32\x13.quire.v1.ModelInfo\"\x10\n\x0eGetLoadRequest\"5\n\x0fGetLoadResponse\x12\"\n\x04load\x18\x01 \x01(\x0b\x32\x14.quire.v1.EngineLoad\"[\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x17\n\x0f\x62\x61se_model_name\x18\x03 \x01(\t\x12\x10\n\x08in_place\x18\x04 \x01(\x08\"=\n\x13LoadAdapterResponse\x12&\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x15.quire.v1.AdapterInfo\"5\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07wait_ms\x18\x02 \x01(\x04\".\n\x15UnloadAdapterResponse\x12\x15\n\rlive_requests\x18\x01 \x01(\r\"@\n\x18SubscribeKvEventsRequest\x12\x15\n\rfrom_sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\t\"\xf4\x01\n\x19SubscribeKvEventsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0bis_snapshot\x18\x02 \x01(\x08\x12!\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x11.quire.v1.KvEvent\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x1a\n\x12snapshot_continues\x18\x05 \x01(\x08\x12%\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\x15.quire.v1.CacheDigest\x12#\n\x04host\x18\x07 \x01(\x0b\x32\x15.quire.v1.CacheDigest\x12\x16\n\x0e\x66irst_sequence\x18\x08 \x01(\x04\"d\n\x13PullKvBlocksRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12%\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x15.quire.v1.KvBlockName\x12\x11\n\tnum_ranks\x18\x03 \x01(\r\"0\n\x0bKvBlockName\x12\x12\n\nblock_hash\x18\x01 \x01(\x0c\x12\r\n\x05group\x18\x02 \x01(\x11\"X\n\x14PullKvBlocksResponse\x12\x13\n\x0b\x62lock_index\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\"3\n\x0b\x43\x61\x63heDigest\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\x12\x10\n\x08keys_xor\x18\x02 \x01(\x06\"\x99\x01\n\x07KvEvent\x12*\n\x06stored\x18\x01 \x01(\x0b\x32\x18.quire.v1.KvBlocksStoredH\x00\x12,\n\x07removed\x18\x02 \x01(\x0b\x32\x19.quire.v1.KvBlocksRemovedH\x00\x12+\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x18.quire.v1.KvCacheClearedH\x00\x42\x07\n\x05\x65vent\"u\n\x0eKvBlocksStored\x12\x12\n\nblock_keys\x18\x01 \x03(\x06\x12\x18\n\x10parent_block_key\x18\x02 \x01(\x06\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12!\n\x04tier\x18\x04 \x01(\x0e\x32\x13.quire.v1.CacheTier\"H\n\x0fKvBlocksRemoved\x12\x12\n\nblock_keys\x18\x01 \x03(\x06\x12!\n\x04tier\x18\x02 \x01(\x0e\x32\x13.quire.v1.CacheTier\"\x10\n\x0eKvCacheCleared*S\n\tCacheTier\x12\x1a\n\x16\x43\x41\x43HE_TIER_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43\x41\x43HE_TIER_DEVICE\x10\x01\x12\x13\n\x0f\x43\x41\x43HE_TIER_HOST\x10\x02\x32\x9b\x06\n\rEngineService\x12]\n\x08Generate\x12&.quire.v1.EngineServiceGenerateRequest\x1a\'.quire.v1.EngineServiceGenerateResponse0\x01\x12\\\n\x07Session\x12%.quire.v1.EngineServiceSessionRequest\x1a&.quire.v1.EngineServiceSessionResponse(\x01\x30\x01\x12\x35\n\x04Pool\x12\x15.quire.v1.PoolRequest\x1a\x16.quire.v1.PoolResponse\x12\x38\n\x05\x41\x62ort\x12\x16.quire.v1.AbortRequest\x1a\x17.quire.v1.AbortResponse\x12M\n\x0cGetModelInfo\x12\x1d.quire.v1.GetModelInfoRequest\x1a\x1e.quire.v1.GetModelInfoResponse\x12>\n\x07GetLoad\x12\x18.quire.v1.GetLoadRequest\x1a\x19.quire.v1.GetLoadResponse\x12^\n\x11SubscribeKvEvents\x12\".quire.v1.SubscribeKvEventsRequest\x1a#.quire.v1.SubscribeKvEventsResponse0\x01\x12O\n\x0cPullKvBlocks\x12\x1d.quire.v1.PullKvBlocksRequest\x1a\x1e.quire.v1.PullKvBlocksResponse0\x01\x12J\n\x0bLoadAdapter\x12\x1c.quire.v1.LoadAdapterRequest\x1a\x1d.quire.v1.LoadAdapterResponse\x12P\n\rUnloadAdapter\x12\x1e.quire.v1.UnloadAdapterRequest\x1a\x1f.quire.v1.UnloadAdapterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/engine.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\"H\n\x1c\x45ngineServiceGenerateRequest\x12(\n\ngeneration\x18\x01 \x01(\x0b\x32\x14.quire.v1.Generation\"I\n\x1d\x45ngineServiceGenerateResponse\x12(\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x19.quire.v1.GenerationDelta\"\x86\x01\n\x1b\x45ngineServiceSessionRequest\x12&\n\x06starts\x18\x01 \x03(\x0b\x32\x16.quire.v1.SessionStart\x12\x18\n\x10\x61\x62ort_stream_ids\x18\x02 \x03(\x04\x12%\n\x05stops\x18\x03 \x03(\x0b\x32\x16.quire.v1.SequenceStop\"R\n\x0cSequenceStop\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x14\n\x0c\x63hoice_index\x18\x02 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\"e\n\x0cSessionStart\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12(\n\ngeneration\x18\x02 \x01(\x0b\x32\x14.quire.v1.Generation\x12\x12\n\nhands_over\x18\x03 \x01(\x08J\x04\x08\x04\x10\x05\"m\n\x1c\x45ngineServiceSessionResponse\x12)\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x19.quire.v1.GenerationDelta\x12\"\n\x04load\x18\x02 \x01(\x0b\x32\x14.quire.v1.EngineLoad\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r\"\x15\n\x13GetModelInfoRequest\"?\n\x14GetModelInfoResponse\x12\'\n\nmodel_info\x18\x01 \x01(\x0b\x32\x13.quire.v1.ModelInfo\"\x10\n\x0eGetLoadRequest\"5\n\x0fGetLoadResponse\x12\"\n\x04load\x18\x01 \x01(\x0b\x32\x14.quire.v1.EngineLoad\"[\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x17\n\x0f\x62\x61se_model_name\x18\x03 \x01(\t\x12\x10\n\x08in_place\x18\x04 \x01(\x08\"=\n\x13LoadAdapterResponse\x12&\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x15.quire.v1.AdapterInfo\"5\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07wait_ms\x18\x02 \x01(\x04\".\n\x15UnloadAdapterResponse\x12\x15\n\rlive_requests\x18\x01 \x01(\r\"@\n\x18SubscribeKvEventsRequest\x12\x15\n\rfrom_sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\t\"\xf4\x01\n\x19SubscribeKvEventsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0bis_snapshot\x18\x02 \x01(\x08\x12!\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x11.quire.v1.KvEvent\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x1a\n\x12snapshot_continues\x18\x05 \x01(\x08\x12%\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\x15.quire.v1.CacheDigest\x12#\n\x04host\x18\x07 \x01(\x0b\x32\x15.quire.v1.CacheDigest\x12\x16\n\x0e\x66irst_sequence\x18\x08 \x01(\x04\"d\n\x13PullKvBlocksRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12%\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x15.quire.v1.KvBlockName\x12\x11\n\tnum_ranks\x18\x03 \x01(\r\"0\n\x0bKvBlockName\x12\x12\n\nblock_hash\x18\x01 \x01(\x0c\x12\r\n\x05group\x18\x02 \x01(\x11\"X\n\x14PullKvBlocksResponse\x12\x13\n\x0b\x62lock_index\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\"3\n\x0b\x43\x61\x63heDigest\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\x12\x10\n\x08keys_xor\x18\x02 \x01(\x06\"\x99\x01\n\x07KvEvent\x12*\n\x06stored\x18\x01 \x01(\x0b\x32\x18.quire.v1.KvBlocksStoredH\x00\x12,\n\x07removed\x18\x02 \x01(\x0b\x32\x19.quire.v1.KvBlocksRemovedH\x00\x12+\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x18.quire.v1.KvCacheClearedH\x00\x42\x07\n\x05\x65vent\"u\n\x0eKvBlocksStored\x12\x12\n\nblock_keys\x18\x01 \x03(\x06\x12\x18\n\x10parent_block_key\x18\x02 \x01(\x06\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12!\n\x04tier\x18\x04 \x01(\x0e\x32\x13.quire.v1.CacheTier\"H\n\x0fKvBlocksRemoved\x12\x12\n\nblock_keys\x18\x01 \x03(\x06\x12!\n\x04tier\x18\x02 \x01(\x0e\x32\x13.quire.v1.CacheTier\"\x10\n\x0eKvCacheCleared*S\n\tCacheTier\x12\x1a\n\x16\x43\x41\x43HE_TIER_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43\x41\x43HE_TIER_DEVICE\x10\x01\x12\x13\n\x0f\x43\x41\x43HE_TIER_HOST\x10\x02\x32\x9b\x06\n\rEngineService\x12]\n\x08Generate\x12&.quire.v1.EngineServiceGenerateRequest\x1a\'.quire.v1.EngineServiceGenerateResponse0\x01\x12\\\n\x07Session\x12%.quire.v1.EngineServiceSessionRequest\x1a&.quire.v1.EngineServiceSessionResponse(\x01\x30\x01\x12\x35\n\x04Pool\x12\x15.quire.v1.PoolRequest\x1a\x16.quire.v1.PoolResponse\x12\x38\n\x05\x41\x62ort\x12\x16.quire.v1.AbortRequest\x1a\x17.quire.v1.AbortResponse\x12M\n\x0cGetModelInfo\x12\x1d.quire.v1.GetModelInfoRequest\x1a\x1e.quire.v1.GetModelInfoResponse\x12>\n\x07GetLoad\x12\x18.quire.v1.GetLoadRequest\x1a\x19.quire.v1.GetLoadResponse\x12^\n\x11SubscribeKvEvents\x12\".quire.v1.SubscribeKvEventsRequest\x1a#.quire.v1.SubscribeKvEventsResponse0\x01\x12O\n\x0cPullKvBlocks\x12\x1d.quire.v1.PullKvBlocksRequest\x1a\x1e.quire.v1.PullKvBlocksResponse0\x01\x12J\n\x0bLoadAdapter\x12\x1c.quire.v1.LoadAdapterRequest\x1a\x1d.quire.v1.LoadAdapterResponse\x12P\n\rUnloadAdapter\x12\x1e.quire.v1.UnloadAdapterRequest\x1a\x1f.quire.v1.UnloadAdapterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CACHETIER']._serialized_start=2121
-  _globals['_CACHETIER']._serialized_end=2204
+  _globals['_CACHETIER']._serialized_start=2108
+  _globals['_CACHETIER']._serialized_end=2191
   _globals['_ENGINESERVICEGENERATEREQUEST']._serialized_start=58
   _globals['_ENGINESERVICEGENERATEREQUEST']._serialized_end=130
   _globals['_ENGINESERVICEGENERATERESPONSE']._serialized_start=132
@@ -43,49 +43,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEQUENCESTOP']._serialized_start=344
   _globals['_SEQUENCESTOP']._serialized_end=426
   _globals['_SESSIONSTART']._serialized_start=428
-  _globals['_SESSIONSTART']._serialized_end=542
-  _globals['_ENGINESERVICESESSIONRESPONSE']._serialized_start=544
-  _globals['_ENGINESERVICESESSIONRESPONSE']._serialized_end=653
-  _globals['_ABORTREQUEST']._serialized_start=655
-  _globals['_ABORTREQUEST']._serialized_end=690
-  _globals['_ABORTRESPONSE']._serialized_start=692
-  _globals['_ABORTRESPONSE']._serialized_end=724
-  _globals['_GETMODELINFOREQUEST']._serialized_start=726
-  _globals['_GETMODELINFOREQUEST']._serialized_end=747
-  _globals['_GETMODELINFORESPONSE']._serialized_start=749
-  _globals['_GETMODELINFORESPONSE']._serialized_end=812
-  _globals['_GETLOADREQUEST']._serialized_start=814
-  _globals['_GETLOADREQUEST']._serialized_end=830
-  _globals['_GETLOADRESPONSE']._serialized_start=832
-  _globals['_GETLOADRESPONSE']._serialized_end=885
-  _globals['_LOADADAPTERREQUEST']._serialized_start=887
-  _globals['_LOADADAPTERREQUEST']._serialized_end=978
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=980
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=1041
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1043
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1096
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1098
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1144
-  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_start=1146
-  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_end=1210
-  _globals['_SUBSCRIBEKVEVENTSRESPONSE']._serialized_start=1213
-  _globals['_SUBSCRIBEKVEVENTSRESPONSE']._serialized_end=1457
-  _globals['_PULLKVBLOCKSREQUEST']._serialized_start=1459
-  _globals['_PULLKVBLOCKSREQUEST']._serialized_end=1559
-  _globals['_KVBLOCKNAME']._serialized_start=1561
-  _globals['_KVBLOCKNAME']._serialized_end=1609
-  _globals['_PULLKVBLOCKSRESPONSE']._serialized_start=1611
-  _globals['_PULLKVBLOCKSRESPONSE']._serialized_end=1699
-  _globals['_CACHEDIGEST']._serialized_start=1701
-  _globals['_CACHEDIGEST']._serialized_end=1752
-  _globals['_KVEVENT']._serialized_start=1755
-  _globals['_KVEVENT']._serialized_end=1908
-  _globals['_KVBLOCKSSTORED']._serialized_start=1910
-  _globals['_KVBLOCKSSTORED']._serialized_end=2027
-  _globals['_KVBLOCKSREMOVED']._serialized_start=2029
-  _globals['_KVBLOCKSREMOVED']._serialized_end=2101
-  _globals['_KVCACHECLEARED']._serialized_start=2103
-  _globals['_KVCACHECLEARED']._serialized_end=2119
-  _globals['_ENGINESERVICE']._serialized_start=2207
-  _globals['_ENGINESERVICE']._serialized_end=3002
+  _globals['_SESSIONSTART']._serialized_end=529
+  _globals['_ENGINESERVICESESSIONRESPONSE']._serialized_start=531
+  _globals['_ENGINESERVICESESSIONRESPONSE']._serialized_end=640
+  _globals['_ABORTREQUEST']._serialized_start=642
+  _globals['_ABORTREQUEST']._serialized_end=677
+  _globals['_ABORTRESPONSE']._serialized_start=679
+  _globals['_ABORTRESPONSE']._serialized_end=711
+  _globals['_GETMODELINFOREQUEST']._serialized_start=713
+  _globals['_GETMODELINFOREQUEST']._serialized_end=734
+  _globals['_GETMODELINFORESPONSE']._serialized_start=736
+  _globals['_GETMODELINFORESPONSE']._serialized_end=799
+  _globals['_GETLOADREQUEST']._serialized_start=801
+  _globals['_GETLOADREQUEST']._serialized_end=817
+  _globals['_GETLOADRESPONSE']._serialized_start=819
+  _globals['_GETLOADRESPONSE']._serialized_end=872
+  _globals['_LOADADAPTERREQUEST']._serialized_start=874
+  _globals['_LOADADAPTERREQUEST']._serialized_end=965
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=967
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=1028
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1030
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1083
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1085
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1131
+  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_start=1133
+  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_end=1197
+  _globals['_SUBSCRIBEKVEVENTSRESPONSE']._serialized_start=1200
+  _globals['_SUBSCRIBEKVEVENTSRESPONSE']._serialized_end=1444
+  _globals['_PULLKVBLOCKSREQUEST']._serialized_start=1446
+  _globals['_PULLKVBLOCKSREQUEST']._serialized_end=1546
+  _globals['_KVBLOCKNAME']._serialized_start=1548
+  _globals['_KVBLOCKNAME']._serialized_end=1596
+  _globals['_PULLKVBLOCKSRESPONSE']._serialized_start=1598
+  _globals['_PULLKVBLOCKSRESPONSE']._serialized_end=1686
+  _globals['_CACHEDIGEST']._serialized_start=1688
+  _globals['_CACHEDIGEST']._serialized_end=1739
+  _globals['_KVEVENT']._serialized_start=1742
+  _globals['_KVEVENT']._serialized_end=1895
+  _globals['_KVBLOCKSSTORED']._serialized_start=1897
+  _globals['_KVBLOCKSSTORED']._serialized_end=2014
+  _globals['_KVBLOCKSREMOVED']._serialized_start=2016
+  _globals['_KVBLOCKSREMOVED']._serialized_end=2088
+  _globals['_KVCACHECLEARED']._serialized_start=2090
+  _globals['_KVCACHECLEARED']._serialized_end=2106
+  _globals['_ENGINESERVICE']._serialized_start=2194
+  _globals['_ENGINESERVICE']._serialized_end=2989
 # @@protoc_insertion_point(module_scope)

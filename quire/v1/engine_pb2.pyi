@@ -50,16 +50,14 @@ class SequenceStop(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., choice_index: _Optional[int] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
 
 class SessionStart(_message.Message):
-    __slots__ = ("stream_id", "generation", "hands_over", "kv_source")
+    __slots__ = ("stream_id", "generation", "hands_over")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
-    KV_SOURCE_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     generation: _common_pb2.Generation
     hands_over: bool
-    kv_source: str
-    def __init__(self, stream_id: _Optional[int] = ..., generation: _Optional[_Union[_common_pb2.Generation, _Mapping]] = ..., hands_over: _Optional[bool] = ..., kv_source: _Optional[str] = ...) -> None: ...
+    def __init__(self, stream_id: _Optional[int] = ..., generation: _Optional[_Union[_common_pb2.Generation, _Mapping]] = ..., hands_over: _Optional[bool] = ...) -> None: ...
 
 class EngineServiceSessionResponse(_message.Message):
     __slots__ = ("deltas", "load")

@@ -158,7 +158,7 @@ class EngineServiceServicer:
 
     def PullKvBlocks(self, request, context):
         """Streams KV blocks and saved states that this worker has computed to another one, which continues a request (see
-        SessionStart.kv_source). Those that it does not have, or no longer has, are left out.
+        Generation.kv_source). Those that it does not have, or no longer has, are left out.
         Errors: FAILED_PRECONDITION (the worker does not save blocks for GrpcConnector of --kv-transfer-config, or computes
         something else than the caller), INVALID_ARGUMENT (num_ranks, or a hash that is none).
         """

@@ -96,9 +96,10 @@ class PlacementTable(Generic[Request]):
         if not len(places):
             return False
         started = time.perf_counter()
-        candidates, hands_over = self._candidates(stream, ready), False
-        if ready.prefills is not None:
-            places, hands_over = self._of_next_phase(stream, places, ready.prefills, candidates.known_tokens)
+        candidates = self._candidates(stream, ready)
+        phase, hands_over = self._next_phase(stream, places, ready, candidates.known_tokens)
+        if phase is not None:
+            places = places[phase[places]]
             if not len(places):
                 return False
         if len(places) < len(candidates):
@@ -133,9 +134,9 @@ class PlacementTable(Generic[Request]):
                 return 0 if index else None
             known = self._candidates(stream, ready).known_tokens
             most = known.max()
-            if ready.prefills is not None:
-                places, hands_over = self._of_next_phase(stream, places, ready.prefills, known)
-                most = known[ready.prefills == hands_over].max()
+            phase, _ = self._next_phase(stream, places, ready, known)
+            if phase is not None:
+                places, most = places[phase[places]], known[phase].max(initial=0)
             if len(places) and known[places].max() >= _NEARLY * most:
                 return index
         return 0
@@ -164,7 +165,7 @@ class PlacementTable(Generic[Request]):
     def _suitable(self, stream: RoutedRequest, ready: ReadySet) -> Places:
         """Indices of the workers with room. A request that moves avoids the worker it was on, and prefers workers of
         the same make."""
-        room = ready.room(is_prefilled=stream.prefill_usage is not None)
+        room = ready.room(is_prefilled=stream.is_prefilled)
         if stream.avoid is None and not stream.make:
             return room.nonzero()[0]
         whom = np.ones(len(room), np.bool_)
@@ -175,29 +176,36 @@ class PlacementTable(Generic[Request]):
             whom = same if same.any() else whom
         return (whom & room).nonzero()[0]
 
-    def _of_next_phase(
-        self, stream: RoutedRequest, places: Places, prefills: NDArray[np.bool_], known: Counts
-    ) -> tuple[Places, bool]:
-        """Those of the workers with room that the request goes to next: to compute its prompt for others, or to
-        generate. While there are none, it waits: generating workers are not disturbed by long prompts, and prompts are
-        not computed that nobody has room to continue.
+    def _next_phase(
+        self, stream: RoutedRequest, places: Places, ready: ReadySet, known: Counts
+    ) -> tuple[NDArray[np.bool_] | None, bool]:
+        """Which of the workers the request goes to next: to compute its prompt for others, or to generate. While none
+        of them has room, it waits: generating workers are not disturbed by long prompts, and prompts are not computed
+        that nobody has room to continue.
 
         Args:
-            prefills: whether each worker computes prompts for others.
+            places: of the workers with room.
             known: how many tokens of the request each worker has cached.
 
         Returns:
-            The workers, and whether they hand the request over.
+            For each worker whether it may be picked, None if any may; and whether it hands the request over.
         """
-        computing, generating = places[prefills[places]], places[~prefills[places]]
+        generation, prefills = stream.assignment.generation, ready.prefills
+        if generation.remote_decode:
+            return ready.lets_pull if prefills is None else ready.lets_pull & prefills, False
+        if generation.kv_source and ready.pulls.any():
+            return ready.pulls, False
+        if prefills is None:
+            return None, False
+        generating = places[~prefills[places]]
         # Log-probabilities of the prompt are reported as it is computed, and its blocks are not looked up. A request
         # that was on a worker already has been handed over, or taken from one that is lost: no need to risk another.
-        is_whole = stream.attempts > 0 or stream.assignment.generation.sampling.HasField("prompt_logprobs")
+        is_whole = stream.attempts > 0 or generation.sampling.HasField("prompt_logprobs")
         if is_whole or not len(generating):
-            return generating, False
+            return ~prefills, False
         missing = stream.request.known_tokens - known[generating].max()
         hands_over = bool(missing >= self._min_prefill_tokens)
-        return computing if hands_over else generating, hands_over
+        return prefills if hands_over else ~prefills, hands_over
 
     def _candidates(self, stream: RoutedRequest, ready: ReadySet) -> Candidates:
         """All ready workers."""
@@ -243,7 +251,7 @@ class PlacementTable(Generic[Request]):
         """
         stream_id = next(self._ids)
         worker.start_generation(stream_id, stream.assignment, self._timeout_ms(stream), hands_over=hands_over)
-        if stream.prefill_usage is not None:  # its blocks are loaded
+        if stream.is_prefilled:
             known = stream.request.known_tokens - 1
         stream.attempts += 1
         stream.worker, stream.worker_stream_id, stream.started = worker, stream_id, False

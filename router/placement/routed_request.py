@@ -51,3 +51,8 @@ class RoutedRequest:
     prefill_usage: common_pb2.GenerationUsage | None = None
     # Whether its first delta from its current worker has arrived.
     started: bool = False
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether its next worker loads the prompt's blocks, which another one has computed."""
+        return self.prefill_usage is not None or (not self.attempts and bool(self.assignment.generation.kv_source))

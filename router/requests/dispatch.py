@@ -396,6 +396,8 @@ class Dispatcher:
             if stream.prefill_usage is not None:  # what the last worker found in its cache was computed for it
                 for name in ("cached_prompt_tokens", "queue_seconds", "prefill_seconds"):
                     setattr(usage, name, getattr(stream.prefill_usage, name))
+            if stream.assignment.generation.remote_decode and worker.lets_pull:
+                usage.kv_source = worker.address
             self._outliers.succeeded(worker)
             self._table.check_prediction(stream, usage.cached_prompt_tokens)
             worker.prompt_tokens += usage.prompt_tokens

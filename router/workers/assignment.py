@@ -30,5 +30,6 @@ class Assignment:
     # What workers of this router have generated, one entry for each sequence; None means the progress that the caller
     # sent.
     progress: Sequence[ChoiceProgress] | None = None
-    # Address of the worker that has computed the prompt and keeps its KV blocks; empty if none does.
+    # Address of this router's worker that has computed the prompt and keeps its KV blocks; empty if none does. Another
+    # deployment's worker is in `generation`.
     kv_source: str = ""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from quire.options.kv_transfer import PRODUCER
+from quire.options.kv_transfer import CONSUMER, GRPC, PRODUCER
 from quire.runners import GENERATE
 from router.index.prefix_index import WorkerBlocks
 from router.workers.assignment import Assignment
@@ -45,6 +45,9 @@ class Worker(ABC):
         self.runner = GENERATE
         # Whether it saves KV blocks for others, and loads none itself.
         self.is_producer = False
+        # Whether other workers can pull KV blocks from it, and whether it pulls theirs.
+        self.lets_pull = False
+        self.pulls = False
         # Totals over the requests that ended there: prompt tokens, and how many of those it found in its cache.
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
@@ -105,6 +108,8 @@ class Worker(ABC):
         self.make = f"{info.fingerprint}, {info.max_model_len} tokens" if info.fingerprint else ""
         self.runner = info.runner or GENERATE
         self.is_producer = info.kv_role == PRODUCER
+        self.lets_pull = info.kv_connector == GRPC and info.kv_role != CONSUMER
+        self.pulls = info.kv_connector == GRPC and info.kv_role != PRODUCER
         self.load.bound(info.max_num_seqs, info.max_num_batched_tokens)
 
     def make_for(self, model: str) -> str:

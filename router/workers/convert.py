@@ -11,6 +11,7 @@ from router.workers.state import Condition, State
 # Fields that differ between two attempts at the same request.
 _CHANGES = (
     "request_id", "timeout_ms", "priority", "session_id", "progress", "prompt_block_keys", "prompt_block_size",
+    "kv_source",
 )  # fmt: skip
 _MOST_BYTES_EACH = 16  # bound on each added field, and on the overhead of a choice's tokens
 _MOST_BYTES_A_TOKEN = 5
@@ -27,6 +28,8 @@ def write_assignment(assignment: Assignment, timeout_ms: int, generation: common
     """Turns a copy of the caller's request into the one that the worker gets."""
     generation.model, generation.timeout_ms = assignment.model, timeout_ms
     generation.sampling.seed = assignment.seed
+    if assignment.kv_source:
+        generation.kv_source = assignment.kv_source
     if assignment.progress is not None:
         del generation.progress[:]
         for choice in assignment.progress:

@@ -62,6 +62,9 @@ class ReadySet:
         makes = {worker.make_for(model) for worker in workers if worker.make and not worker.is_producer}
         prefills = np.array([worker.is_producer and worker.make_for(model) in makes for worker in workers])
         self.prefills: NDArray[np.bool_] | None = prefills if prefills.any() else None
+        # Whether other workers can pull blocks from each, and whether it pulls theirs.
+        self.lets_pull = np.array([worker.lets_pull for worker in workers])
+        self.pulls = np.array([worker.pulls for worker in workers])
 
     def is_outdated(self, table: LoadTable) -> bool:
         """Whether the workers have been given other columns."""

@@ -145,9 +145,7 @@ class RemoteWorker(Worker):
     ) -> None:
         """See Worker."""
         frame = self._link.post(num_bytes=most_bytes(assignment))
-        start = frame.starts.add(
-            stream_id=stream_id, generation=assignment.generation, hands_over=hands_over, kv_source=assignment.kv_source
-        )
+        start = frame.starts.add(stream_id=stream_id, generation=assignment.generation, hands_over=hands_over)
         write_assignment(assignment, timeout_ms, start.generation)
 
     def abort(self, stream_id: int) -> None:

@@ -69,17 +69,13 @@ def greedy(prompt: list[int]) -> common_pb2.Generation:
     return request
 
 
-async def tokens_at(address: str, start: engine_pb2.SessionStart) -> list[int]:
+async def tokens_at(address: str, request: common_pb2.Generation) -> list[int]:
     """The tokens that a worker answers with."""
-    found: list[int] = []
     async with open_channel(address, RpcSecurityOptions()) as channel:
-        frames = engine_pb2_grpc.EngineServiceStub(channel).Session(
-            iter([engine_pb2.EngineServiceSessionRequest(starts=[start])])
+        answers = engine_pb2_grpc.EngineServiceStub(channel).Generate(
+            engine_pb2.EngineServiceGenerateRequest(generation=request)
         )
-        async for frame in frames:
-            for delta in frame.deltas:
-                found += delta.token_ids
-    return found
+        return [token async for answer in answers for token in answer.delta.token_ids]
 
 
 @pytest.mark.parametrize("connector", ["SharedStorageConnector", "GrpcConnector"])
@@ -107,8 +103,9 @@ async def test_requests_continue_where_their_blocks_are_loaded(tmp_path: Path, c
         producer, consumer = [await counters(address) for address in addresses]
         await router.close()
         processes[addresses[0]].kill()
-        start = engine_pb2.SessionStart(stream_id=1, generation=greedy(last), kv_source=addresses[0])
-        assert await tokens_at(addresses[1], start) == expected[-1]
+        continued = greedy(last)
+        continued.kv_source = addresses[0]
+        assert await tokens_at(addresses[1], continued) == expected[-1]
     assert producer.generation_tokens < 3 * NUM_TOKENS / 2
     assert consumer.external_cache_hits > 300
     assert consumer.computed_tokens < 20 + 3 * 64 + 4 * NUM_TOKENS

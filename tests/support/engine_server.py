@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from engine_svc.executor.base import Executor
 from engine_svc.main import build_server
+from engine_svc.service.kv_blocks import open_puller
 from engine_svc.worker import EngineWorker
 from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
@@ -43,6 +44,7 @@ async def running_engine(
     port: int = 0,
     load: bool = True,
     tracer: Tracer | None = None,
+    security: RpcSecurityOptions = RpcSecurityOptions(),
     **options: Any,
 ) -> AsyncIterator[RunningEngine]:
     """Serves until left; then everything must be freed.
@@ -50,11 +52,10 @@ async def running_engine(
     Args:
         options: fields of EngineOptions.
     """
-    security, registry = RpcSecurityOptions(), CollectorRegistry()
+    registry = CollectorRegistry()
     model = model or ModelOptions(model=str(Path(__file__).parent), served_model_name=("fake",))
-    worker = EngineWorker(
-        executor or FakeExecutor(), model, engine_options(**({"generation_config": "vllm"} | options))
-    )
+    chosen = engine_options(**({"generation_config": "vllm"} | options))
+    worker = EngineWorker(executor or FakeExecutor(), model, chosen, open_puller(chosen, security))
     server = build_server(worker, GrpcServerOptions(port=port), security, registry, tracer)
     await server.start()
     address = f"127.0.0.1:{server.port}"

@@ -66,6 +66,7 @@ class FakeOptions:
     accepts_images: bool = False
     # How it exchanges blocks: as a kv_producer, requests that hand over end after this many tokens.
     kv_role: str = ""
+    kv_connector: str = ""
     prefilled_after: int = 3
     # Of its generation config.
     max_new_tokens: int | None = None
@@ -122,7 +123,6 @@ class Record:
     """What the fake has seen, for tests to look at."""
 
     started: list[common_pb2.Generation] = field(default_factory=list)
-    kv_sources: list[str] = field(default_factory=list)  # one for each of `started` in sessions
     handed_over: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -251,7 +251,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             default_sampling=common_pb2.SamplingParams(max_tokens=self.options.max_new_tokens),
             adapters=self.adapters.values(), max_loras=self.options.max_loras,
             runner="pooling" if self.options.pooling else "generate", pooling=self.options.pooling,
-            kv_role=self.options.kv_role, routed_experts=self.options.routed_experts,
+            kv_role=self.options.kv_role, kv_connector=self.options.kv_connector,
+            routed_experts=self.options.routed_experts,
         )  # fmt: skip
         return engine_pb2.GetModelInfoResponse(model_info=info)
 
@@ -308,7 +309,6 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             for start in frame.starts:
                 try:
                     self._start(start.stream_id, start.generation, outbox, hands_over=start.hands_over)
-                    self.record.kv_sources.append(start.kv_source)
                 except QuireError as error:
                     _post_error(outbox, start.stream_id, error)
             for stop in frame.stops:

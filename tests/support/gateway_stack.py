@@ -87,12 +87,14 @@ async def running_gateway(
     router_options: Any = MappingProxyType({}),
     tracer: Tracer | None = None,
     tokenizer_options: TokenizerOptions | None = None,
+    security: RpcSecurityOptions = SECURITY,
     **options: Any,
 ) -> AsyncIterator[GatewayStack]:
     """A stack that serves one model, `fake`. The options are those of the gateway.
 
     Args:
         folder, tokenizer_options: see `running_tokenizer`.
+        security: of the gateway; the other services let everyone call.
     """
     async with contextlib.AsyncExitStack() as stack:
         engine = await FakeEngine(engine_options or FakeOptions(step_seconds=0.001)).start()
@@ -105,20 +107,26 @@ async def running_gateway(
         stack.push_async_callback(router.close)
         tokenizer = await stack.enter_async_context(running_tokenizer(folder, tracer, tokenizer_options))
         front = await stack.enter_async_context(
-            gateway_before([f"127.0.0.1:{router.server.port}"], [f"127.0.0.1:{tokenizer.port}"], tracer, **options)
+            gateway_before(
+                [f"127.0.0.1:{router.server.port}"], [f"127.0.0.1:{tokenizer.port}"], tracer, security, **options
+            )
         )
         yield GatewayStack(front.context, front.client, front.port, engine, router, tokenizer)
 
 
 @contextlib.asynccontextmanager
 async def gateway_before(
-    routers: Sequence[str], tokenizers: Sequence[str], tracer: Tracer | None = None, **options: Any
+    routers: Sequence[str],
+    tokenizers: Sequence[str],
+    tracer: Tracer | None = None,
+    security: RpcSecurityOptions = SECURITY,
+    **options: Any,
 ) -> AsyncIterator[Gateway]:
     """A gateway without other services, once it is ready."""
     chosen = GatewayOptions(
         router_address=tuple(routers), tokenizer_address=tuple(tokenizers), **options
     )  # fmt: skip
-    context = make_context(chosen, SECURITY, tracer)
+    context = make_context(chosen, security, tracer)
     limits = httpx.Limits(max_connections=300)
     async with (
         serving(make_server(context)) as port,

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from engine_svc.core.engine import Engine
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import ChoiceProgress
-from quire.errors import PREFILLED
+from quire.errors import PREFILLED, Internal
 from tests.engine_svc.core.test_awaited_blocks import PROMPT, cached_tokens, make_worker
 from tests.engine_svc.core.test_engine import VOCABULARY, expected, make_engine, request, run
 from tests.support.fake_executor import FakeExecutor
@@ -79,3 +80,48 @@ def test_without_other_workers_prompts_are_handed_over_at_once() -> None:
     collected = run(engine)
     assert len(collected.tokens[0, 0]) == 1
     assert collected.last[0].finish_reason is FinishReason.ERROR
+
+
+def finals(engine: Engine, steps: int = 200) -> dict[int, list[FinishReason | None]]:
+    """For each step that reports anything, the reasons for which requests ended in it."""
+    found = {}
+    for number in range(steps):
+        if engine.has_work and (deltas := engine.step()):
+            found[number] = [delta.finish_reason for delta in deltas if delta.is_final]
+    return found
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_another_deployment_continues_ends_once_its_blocks_are_saved(in_flight: int, n: int) -> None:
+    """With its only token, as others end meanwhile; the engine has nothing to compute by then."""
+    remote = Remote(save=lambda key: Fare(30))
+    engine = make_worker(remote, in_flight)
+    engine.add(0, replace(request(PROMPT, max_tokens=1, n=n), remote_decode=True))
+    engine.add(1, request([7, *PROMPT], max_tokens=5))
+    (first, second) = [step for step, reasons in finals(engine).items() if reasons]
+    assert first < 10
+    assert second > 25
+    assert len(remote.blocks) == 21
+    assert not engine.has_work
+
+
+def test_blocks_that_are_not_saved_are_not_waited_for_long() -> None:
+    now = iter(range(10**6))
+    engine = make_worker(Remote(save=lambda key: Fare(None)), clock=lambda: next(now) / 10)
+    engine.add(0, replace(request(PROMPT, max_tokens=1), remote_decode=True))
+    (step,) = [step for step, reasons in finals(engine).items() if reasons == [FinishReason.LENGTH]]
+    assert 10 < step < 60
+
+
+def test_who_aborts_or_fails_does_not_wait_for_blocks() -> None:
+    engine = make_worker(Remote(save=lambda key: Fare(None)))
+    engine.add(0, replace(request(PROMPT, max_tokens=50), remote_decode=True))
+    engine.add(1, replace(request(PROMPT, max_tokens=1), remote_decode=True))
+    for _ in range(4):
+        engine.step()
+    engine.abort(0)
+    assert [(delta.key, delta.finish_reason) for delta in engine.step()] == [(0, FinishReason.ABORT)]
+    assert engine.is_waiting
+    (last,) = engine.give_up(Internal("dead"))
+    assert (last.key, last.finish_reason) == (1, FinishReason.LENGTH)

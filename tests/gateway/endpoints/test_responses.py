@@ -322,7 +322,7 @@ async def test_a_request_that_fails(start_replicas: StartReplicas) -> None:
         ({"stream_options": {}}, "stream_options"),
         ({"background": True}, "background"),
         ({"temperature": 3}, "temperature"),
-        ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params is refused"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params is refused"),
         ({"response_format": {"type": "json_object"}}, "text.format replaces it"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
     ],

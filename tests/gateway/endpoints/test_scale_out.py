@@ -128,7 +128,7 @@ async def test_without_max_tokens_an_output_is_as_long_as_fits(split: GatewaySta
     [
         ({"token_ids": []}, "at least one token"),
         ({"token_ids": [10**6]}, "out of vocabulary"),
-        ({"token_ids": [1], "kv_transfer_params": {"a": 1}}, "kv_transfer_params is refused"),
+        ({"token_ids": [1], "kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params is refused"),
         ({"token_ids": [1], "features": {}}, "features is refused"),
         ({"token_ids": [1], "output_mode": "text", "sampling_params": {"detokenize": False}}, "detokenize"),
         ({"token_ids": [1], "sampling_params": {"temperature": 9}}, "temperature"),

@@ -36,8 +36,8 @@ async def test_long_prompts_begin_at_producers(
     assert not producer.record.finished
     assert len(consumer.record.finished) == 6
     assert all(started.progress for started in consumer.record.started)
-    assert producer.record.kv_sources == [""] * 6
-    assert consumer.record.kv_sources == [producer.address] * 6
+    assert {started.kv_source for started in producer.record.started} == {""}
+    assert {started.kv_source for started in consumer.record.started} == {producer.address}
     metrics = running.router.dispatcher._metrics
     assert metrics.hand_overs._value.get() == 6
     assert metrics.migrations._value.get() == 0
@@ -133,3 +133,47 @@ async def test_a_request_waits_where_nobody_could_continue_it(
         assert (await output.wait_ended()).tokens[0] == expected_tokens(LONG, 5)
         assert any(other.finals for other in others)
     assert len(producer.record.started) == 1
+
+
+GRPC = {"kv_connector": "GrpcConnector"}
+
+
+async def test_prompts_for_another_deployment_are_computed_where_it_can_pull_their_blocks(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """However short or cached they are, and they end there. What another one has computed generates at once."""
+    producer = await start_engine(kv_role="kv_producer", **GRPC)
+    consumer = await start_engine(kv_role="kv_consumer", **GRPC)
+    running = await start_router(producer.address, consumer.address, routing_policy="round_robin")
+    async with running.client.session() as session:
+        for number, prompt in enumerate((SHORT, LONG, SHORT)):
+            asked = generation(prompt, 1)
+            asked.remote_decode = True
+            output = await (await session.start(number, asked)).wait_ended()
+            assert (output.tokens[0], output.usage.kv_source) == (expected_tokens(prompt, 1), producer.address)
+        told = generation(LONG, 5)
+        told.kv_source = "10.0.0.1:50061"
+        output = await (await session.start(9, told)).wait_ended()
+        assert (output.tokens[0], output.usage.kv_source) == (expected_tokens(LONG, 5), "")
+    assert not producer.record.handed_over
+    assert len(producer.record.started) == 3
+    assert [started.kv_source for started in consumer.record.started] == ["10.0.0.1:50061"]
+
+
+async def test_prompts_for_another_deployment_wait_for_a_worker_that_lets_it_pull(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """They hold up nobody else meanwhile."""
+    consumer = await start_engine(kv_role="kv_consumer", **GRPC)
+    both = await start_engine(kv_role="kv_both", max_num_seqs=1, silent=True, **GRPC)
+    running = await start_router(consumer.address, both.address)
+    async with running.client.session() as session:
+        for number in range(6):
+            asked = generation([number, *LONG], 1)
+            asked.remote_decode = True
+            await session.start(number, asked)
+        await eventually(lambda: bool(both.record.started))
+        for number in range(6, 8):
+            assert await running.client.generate(generation([number], 5)) == expected_tokens([number], 5)
+    assert len(consumer.record.started) == 2
+    assert len(both.record.started) < 6
