@@ -11,6 +11,8 @@ import torch
 from quire.errors import StartupError
 
 _ROWS = 1 << 15  # of the table that are computed at a time: the models with the longest contexts have ten million
+# Where tokens have several: those of videos go on with time, maybe beyond the number of the sequence's tokens.
+POSITIONS_PER_TOKEN = 2
 
 # (parameters, head_dim, max_position_embeddings) → (inverse frequencies [head_dim / 2], factor on cosine and sine)
 Scaling = Callable[[Mapping[str, Any], int, int], tuple[torch.Tensor, float]]

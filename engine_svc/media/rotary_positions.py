@@ -62,6 +62,10 @@ class RotaryPositions:
         known = self.first.shape[1]
         return np.where(places < known, self.first[:, np.minimum(places, known - 1)], places + self.offset)
 
+    def greatest(self, num_tokens: int) -> int:
+        """The greatest position of a sequence of so many tokens."""
+        return max(int(self.first.max()), num_tokens - 1 + self.offset)
+
 
 def rotary_positions(grids: Sequence[PlacedGrid]) -> RotaryPositions:
     """The positions in a sequence with images, at least one.

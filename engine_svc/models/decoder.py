@@ -16,7 +16,7 @@ from engine_svc.layers.embedding import EmbeddedRows, ImageExtras, VocabParallel
 from engine_svc.layers.host_weights import HostWeights
 from engine_svc.layers.linear import ColumnParallelLinear, whole_linear
 from engine_svc.layers.norm import NoNorm
-from engine_svc.layers.rotary import rotary_components, rotary_table
+from engine_svc.layers.rotary import POSITIONS_PER_TOKEN, rotary_components, rotary_table
 from engine_svc.models.altup import AltUpInputs, AltUpNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import Blending, ModelConfig, Temperature, windowed_rotation
@@ -91,7 +91,8 @@ class Decoder(torch.nn.Module):
         self._borrow_options()
 
         def table(parameters: Mapping[str, Any], dim: int) -> torch.Tensor:
-            found = rotary_table(parameters, dim, config.max_position_embeddings, max_model_len, context.dtype)
+            length = max_model_len * (POSITIONS_PER_TOKEN if "mrope_section" in parameters else 1)
+            found = rotary_table(parameters, dim, config.max_position_embeddings, length, context.dtype)
             return found.to(context.device)
 
         self._taps: frozenset[int] = frozenset()

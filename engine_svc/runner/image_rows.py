@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_svc.layers.rotary import POSITIONS_PER_TOKEN
 from engine_svc.media.base import EncodedImage, MediaEncoder
-from engine_svc.media.rotary_positions import RotaryPositions, rotary_positions
+from engine_svc.media.rotary_positions import PlacedGrid, RotaryPositions, rotary_positions
 from engine_svc.media.store import ImageStore
 from engine_svc.media.unfit import UnfitImage
 from engine_svc.plan import ImageChanges, NewSequence, ScheduledSequence
@@ -32,13 +33,17 @@ class _Held:
 class ImageRows:
     """The images of all slots. For models that read text only, every method is a no-op."""
 
-    def __init__(self, encoder: MediaEncoder | None, device: torch.device, *, both_ways: bool = False) -> None:
+    def __init__(
+        self, encoder: MediaEncoder | None, device: torch.device, max_model_len: int = 0, *, both_ways: bool = False
+    ) -> None:
         """
         Args:
             encoder: None for models that read text only.
+            max_model_len: the most tokens of a sequence.
             both_ways: see ModelFacts.whole_image_tokens.
         """
         self._encoder, self._device, self._both_ways = encoder, device, both_ways
+        self._max_model_len = max_model_len
         self._store = None if encoder is None else ImageStore(encoder, device)
         self._held: dict[int, list[_Held]] = {}  # by slot
         self._rotary: dict[int, RotaryPositions] = {}  # by slot, in models whose tokens have three positions
@@ -80,15 +85,26 @@ class ImageRows:
                 for image, own, each in zip(sequence.images, places, encoded, strict=True)
                 for grid in self._encoder.grids(image, own, each)
             ]
+            rotary = self._rotary_positions(grids) if grids else None
             held = [self._holding(own, each) for own, each in zip(places, encoded, strict=True) if each is not None]
         except UnfitImage as error:
             logger.warning("slot %d: an image does not fit its prompt: %s", sequence.slot, error)
             return f"an image does not fit its prompt: {error}"
-        if grids:
-            self._rotary[sequence.slot] = rotary_positions(grids)
+        if rotary is not None:
+            self._rotary[sequence.slot] = rotary
         if held:
             self._held[sequence.slot] = held
         return ""
+
+    def _rotary_positions(self, grids: Sequence[PlacedGrid]) -> RotaryPositions:
+        """
+        Raises:
+            UnfitImage: the model has no such positions.
+        """
+        found, most = rotary_positions(grids), POSITIONS_PER_TOKEN * self._max_model_len
+        if (last := found.greatest(self._max_model_len)) >= most:
+            raise UnfitImage(f"with it, positions go up to {last}, but the model has {most}; send a shorter video")
+        return found
 
     def hold_blank(self, slot: int, num_tokens: int, hidden_size: int, dtype: torch.dtype) -> None:
         """Makes the first tokens of a slot's sequence count as an image, so that kernels for images warm up."""

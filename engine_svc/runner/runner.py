@@ -98,7 +98,8 @@ class Runner:
         self._buffers = SlotBuffers(
             max_num_seqs, self._max_model_len, self._attention.shape.block_tokens, len(self._groups), device,
             self._dtype, self._attention.shape.part,
-            ImageRows(loaded.images, device, both_ways=self._whole_image_tokens > 0), self._states_each,
+            ImageRows(loaded.images, device, self._max_model_len, both_ways=self._whole_image_tokens > 0),
+            self._states_each,
         )  # fmt: skip
         self._link = StageLink(groups, stage, self._facts.passed_size, self._buffers, device, self._dtype)
         self._num_stages = groups.layout.pipeline

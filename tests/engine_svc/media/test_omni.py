@@ -11,7 +11,7 @@ from quire.media import MediaKind
 from tests.support.audio_files import sine
 from tests.support.folders import FolderOf, made_once
 from tests.support.omni_models import FAMILIES, make_omni_model, omni_request, reference_answer
-from tests.support.run_engine import GREEDY, run_requests, running_engine, spec_of, tokens
+from tests.support.run_engine import GREEDY, outcomes, run_requests, running_engine, spec_of, tokens
 from tests.support.vision_models.making import random_frames, random_image
 
 ANSWER = 10
@@ -79,3 +79,17 @@ def test_some_kinds_alone(folder_of: FolderOf, limit: str, kinds: set[MediaKind]
         reference_answer(folder, "qwen2_5_omni", request, images, audios, ANSWER)
         for request, (_, _, images, audios) in zip(requests, chosen, strict=True)
     ]
+
+
+def test_videos_that_last_longer_than_the_model_has_positions(folder_of: FolderOf) -> None:
+    """Positions go on with time, so a few frames may take more of them than the longest sequence has tokens."""
+    folder = folder_of("qwen2_5_omni")
+    long, longer = (
+        omni_request(folder, [{"role": "user", "content": [VIDEO]}], [random_frames(28, 28, count, 3)], SAMPLING)
+        for count in (24, 30)
+    )
+    with running_engine(folder, max_model_len=520) as engine:
+        (answer, _), (_, error) = outcomes(engine, [long, longer])
+    assert answer == reference_answer(folder, "qwen2_5_omni", long, [], [], ANSWER)
+    assert error is not None
+    assert "positions go up to 1160, but the model has 1040; send a shorter video" in error.message
