@@ -24,6 +24,7 @@ TILE_SHAPES = "spatial_shapes"  # rows and columns of the patches of each tile
 # Of each token of an image: which of the embeddings that the encoder has for marks it is; -1 for a part of the image.
 MARKS = "marks"
 FEATURES = "input_features"  # of audio
+SOUND = "is_sound"  # of each token of a video: whether it is of its sound, whose features come with the video
 FEATURE_MASKS = ("input_features_mask", "feature_attention_mask")
 _ALL_PIXELS = (PIXELS, LOCAL_PIXELS, VIDEO_PIXELS, FEATURES)
 _NAME = "images"
@@ -77,7 +78,8 @@ class Image:
     @property
     def is_audio(self) -> bool:
         """Whether it is an audio, also after its features have been dropped."""
-        return any(each.name in FEATURE_MASKS for each in self.inputs)
+        names = {each.name for each in self.inputs}
+        return bool(names.intersection(FEATURE_MASKS)) and SOUND not in names
 
     @property
     def num_frames(self) -> int:

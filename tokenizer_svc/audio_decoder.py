@@ -27,6 +27,7 @@ Samples = npt.NDArray[np.float32]
 _FORMATS = {
     "wav": rb"RIFF....WAVE", "flac": rb"fLaC", "ogg": rb"OggS", "mp3": rb"ID3|\xFF[\xE2-\xE7\xF2-\xF7\xFA-\xFF]",
     "aac": rb"\xFF[\xF0\xF1\xF8\xF9]", "mov": rb"....ftyp", "matroska": rb"\x1A\x45\xDF\xA3",
+    "avi": rb"RIFF....AVI ",
 }  # fmt: skip
 _PCM = ("pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_f64le", "pcm_u8")
 # By FFmpeg's name.
@@ -75,14 +76,30 @@ def decode_long_audio(file: bytes, rate: int, most_seconds: float) -> Pcm:
     return np.frombuffer(found, np.int16)[: int(most_seconds * rate)]
 
 
+def has_sound(file: bytes) -> bool:
+    """Whether a file is one that has sound; images and animations have none.
+
+    Raises:
+        MediaRejection: it is damaged, or PyAV is not installed.
+    """
+    if (found := _format_of(file)) is None:
+        return False
+    with opened(file, found, _CODECS, what=_WHAT, best=_BEST) as container:
+        return bool(container.streams.audio)
+
+
+def _format_of(file: bytes) -> str | None:
+    """FFmpeg's name of the format; None if it is none of those that are read."""
+    return next((name for name, start in _FORMATS.items() if re.match(start, file, re.DOTALL)), None)
+
+
 def _decoded(file: bytes, rate: int, most_seconds: float, most: str) -> Iterator[Samples]:
     """The samples piece by piece, at least one in all; see `decode_audio`.
 
     Args:
         most: the limit and whose it is, in the message.
     """
-    found = next((name for name, start in _FORMATS.items() if re.match(start, file, re.DOTALL)), None)
-    if found is None:
+    if (found := _format_of(file)) is None:
         raise MediaRejection(
             f"{_WHAT} is not in a known format. Send a WAV, MP3, FLAC, Ogg, M4A, AAC, MP4 or WebM file."
         )

@@ -22,6 +22,7 @@ from tokenizer_svc.audio_settings import AudioSettings, read_audio_settings
 from tokenizer_svc.log_mel import Floats, LogMel
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.processed import Processed
+from tokenizer_svc.sound_order import SoundOrder
 
 Mask = npt.NDArray[np.bool_]
 
@@ -33,6 +34,7 @@ class AudioProcessor(ABC):
         placeholder: what the chat template writes for an audio, apart from what is around it.
         wrapped: the placeholder with what is around it, for templates that take contents as strings.
         sees: whether the model also reads images.
+        order: of a video's tokens and those of its sound; None for models that do not hear the sound of videos.
         token_id: the token that the prompt has for each embedding of an audio.
         mark_tokens: tokens after these whose embeddings are the audio encoder's, too.
         mark_ids: their ids.
@@ -41,6 +43,7 @@ class AudioProcessor(ABC):
     mask_name = "input_features_mask"
     around = ("", "")
     sees = False
+    order: SoundOrder | None = None
     mark_tokens: Sequence[str] = ()
     mark_ids: Sequence[int] = ()
 
@@ -197,6 +200,7 @@ class _Qwen25Omni(AudioProcessor):
     mask_name = "feature_attention_mask"
     around = ("<|audio_bos|>", "<|audio_eos|>")
     sees = True
+    order = SoundOrder(tokens_per_second=25, chunk=50)
     _FRAMES_PER_WINDOW = 200
 
     def _features(self, samples: Samples) -> tuple[Floats, Mask]:
@@ -219,6 +223,7 @@ class _Qwen3Omni(_Qwen3Audio):
 
     mask_name = "feature_attention_mask"
     sees = True
+    order = SoundOrder(tokens_per_second=13)
 
 
 class _Whisper(_ChunkedAudio):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidRequest, StartupError, Unavailable
-from quire.images import MAX_IMAGES, Image, ImageInput, check_size
+from quire.images import MAX_IMAGES, SOUND, Image, ImageInput, check_size
 from quire.media import MediaKind
 from quire.options.multimodal import ImageProcessorOptions
 from tokenizer_svc.audio_settings import read_audio_settings
@@ -312,7 +312,7 @@ class MediaPreparer:
             InvalidRequest: there are more or fewer tokens for them than embeddings.
         """
         positions = [position for position, token in enumerate(token_ids) if token in self._own_tokens]
-        wanted = [self._token_ids[each.kind] for each in media for _ in range(each.num_tokens)]
+        wanted = [token for each in media for token in self._tokens_of(each)]
         if [self._own_tokens[token_ids[position]] for position in positions] != wanted:
             own = sorted(self._own_tokens)
             raise InvalidRequest(
@@ -326,6 +326,14 @@ class MediaPreparer:
             placed.append(each.image.at(places[0], places[-1] - places[0] + 1))
             start += each.num_tokens
         return placed
+
+    def _tokens_of(self, medium: PreparedMedium) -> list[int]:
+        """The tokens that a prompt has for its embeddings, those of a kind as one of them."""
+        own = self._token_ids[medium.kind]
+        for each in medium.image.inputs:
+            if each.name == SOUND:
+                return [self._token_ids[MediaKind.AUDIO] if is_sound else own for is_sound in each.data]
+        return [own] * medium.num_tokens
 
 
 def message_of(medium: Medium, settings: Mapping[str, Any], reading: Mapping[str, Any]) -> Message:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tokenizer_svc.mistral_media import MistralImages
     from tokenizer_svc.processed import Processed
     from tokenizer_svc.video_processor import VideoProcessor
+    from tokenizer_svc.video_sound import VideosWithSound
 
     Images = ImageProcessor | MistralImages
 
@@ -45,6 +46,11 @@ class _Processors:
         else:
             self._load(Path(setup["folder"]), setup.get("video_pruning_rate", 0.0))
         self._videos: VideoProcessor | None = self._images.videos if self._images else None
+        self._with_sound: VideosWithSound | None = None
+        if self._videos is not None and self._audio is not None and self._audio.order is not None:
+            from tokenizer_svc.video_sound import VideosWithSound
+
+            self._with_sound = VideosWithSound(self._videos, self._audio, self._audio.order)
 
     def _load(self, folder: Path, video_pruning_rate: float) -> None:
         from tokenizer_svc.audio_processor import load_audio_processor  # imports Transformers
@@ -69,7 +75,7 @@ class _Processors:
         if (audio := self._audio) is not None:
             marks[MediaKind.AUDIO] = [audio.placeholder, audio.wrapped, audio.token_id]
         own = {MediaKind.IMAGE: images, MediaKind.AUDIO: audio}
-        fault = _fault(images, settings) if images is not None and settings else ""
+        fault = self._fault(images, settings) if images is not None and settings else ""
         return Message({
             "marks": marks, "mark_ids": {kind: [*each.mark_ids] for kind, each in own.items() if each is not None},
             "can_prune": videos is not None and videos.can_prune, "fault": fault,
@@ -97,19 +103,26 @@ class _Processors:
             return self._audio.prepare(request.payload, {} if self._images is not None else settings)
         if kind == MediaKind.IMAGE:
             assert self._images is not None
-            return self._images.prepare(request.payload, settings)
+            return self._images.prepare(request.payload, self._of_images(settings))
         assert self._videos is not None
         ends = [*itertools.accumulate(request.fields["sizes"])]
         files = [request.payload[start:end] for start, end in itertools.pairwise([0, *ends])]
-        return self._videos.prepare(files, settings, request.fields["reading"])
+        return (self._with_sound or self._videos).prepare(files, settings, request.fields["reading"])
 
+    def _of_images(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Those that are not about the sound of videos.
 
-def _fault(images: Images, settings: Mapping[str, Any]) -> str:
-    try:
-        images.check(settings)
-    except MediaRejection as error:
-        return str(error)[:_MOST_CHARACTERS]
-    return ""
+        Raises:
+            MediaRejection: see VideosWithSound.split.
+        """
+        return settings if self._with_sound is None else self._with_sound.split(settings)[1]
+
+    def _fault(self, images: Images, settings: Mapping[str, Any]) -> str:
+        try:
+            images.check(self._of_images(settings))
+        except MediaRejection as error:
+            return str(error)[:_MOST_CHARACTERS]
+        return ""
 
 
 def make(setup: Message) -> Answer:

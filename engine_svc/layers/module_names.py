@@ -71,8 +71,10 @@ def _renamed(module: str, module_names: Mapping[str, str]) -> Iterator[str]:
 
 
 def _among_others(module: str) -> Iterator[str]:
-    """The names in vision-language models: since Transformers 4.52 (in Idefics 3, text_model), then before."""
+    """The names in models that read media: since Transformers 4.52 (in Idefics 3, text_model), then before; and in
+    models that also speak."""
     if module.startswith("model."):
         yield module.replace("model.", "model.language_model.", 1)
         yield module.replace("model.", "model.text_model.", 1)
     yield f"language_model.{module}"
+    yield f"thinker.{module}"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from engine_svc.media.input_forms import COLORS, FINE, MASK, NUM_TILES, TILE_SIZES, Tiles, Views, form_of
 from engine_svc.media.unfit import UnfitImage, check_channels, integer, wrong_shape
-from quire.images import LOCAL_PIXELS, MARKS, PIXELS, PLACES, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
+from quire.images import LOCAL_PIXELS, MARKS, PIXELS, PLACES, SOUND, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
 
 GRID = "image_grid_thw"  # patches by time, row and column
 SECONDS = "second_per_grid_ts"  # from one patch of a video to the next one in time
@@ -82,6 +82,8 @@ class InputChecks:
         Raises:
             UnfitImage: they are not those of an image.
         """
+        if any(each.name == SOUND for each in image.inputs):
+            raise UnfitImage("it is a video with sound, but this server hears nothing (--limit-mm-per-prompt)")
         if (video := inputs.get(VIDEO_PIXELS)) is not None:
             self._check_video(video, inputs, image)
             return

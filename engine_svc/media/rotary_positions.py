@@ -50,6 +50,35 @@ class PlacedGrid:
         return (np.arange(self.frames, dtype=np.float32) * np.float32(self.interval)).astype(np.int64)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SoundGrid(PlacedGrid):
+    """The grid of a video among whose tokens are those of its sound, which have positions as if they were text."""
+
+    is_sound: npt.NDArray[np.bool_]  # [tokens]
+    # Whether the tokens before and after it, where audio begins and ends, have the positions of those beyond them.
+    shares_ends: bool
+
+    @property
+    def size(self) -> int:
+        """See PlacedGrid."""
+        return len(self.is_sound) + 2 * self.shares_ends
+
+    @property
+    def places(self) -> npt.NDArray[np.int64]:
+        """See PlacedGrid."""
+        found = np.empty((3, len(self.is_sound)), np.int64)
+        found[:, ~self.is_sound] = super().places
+        found[:, self.is_sound] = np.arange(self.is_sound.sum())
+        if not self.shares_ends:
+            return found
+        return np.pad(found, ((0, 0), (1, 1)), constant_values=(-1, found[:, -1].max() + 1))
+
+    @property
+    def extent(self) -> int:
+        """See PlacedGrid. It ends with the last token, whether that is seen or heard."""
+        return int(self.places[:, -1].max()) + (not self.shares_ends)
+
+
 @dataclass(frozen=True)
 class RotaryPositions:
     """The positions of each of a sequence's tokens: three with M-RoPE."""

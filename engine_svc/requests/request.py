@@ -62,7 +62,7 @@ class GenerationRequest:
 
     def _runs_of(self, image: Image) -> Iterator[range]:
         first, last = (self.prompt_token_ids[place] for place in (image.offset, image.end - 1))
-        if first != last:  # as no tokenizer service writes it
+        if first != last:  # a video that ends with its sound
             yield range(image.offset, image.end)
             return
         place = image.offset

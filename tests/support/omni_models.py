@@ -18,6 +18,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from benchmarks.models import byte_tokenizer
 from engine_svc.requests.request import GenerationRequest
+from quire.images import SOUND
 from quire.sampling import SamplingParameters
 from tests.support.audio_files import RATE, Samples
 from tests.support.media_requests import media_request
@@ -130,11 +131,11 @@ def make_omni_model(folder: Path, family: str, *, seed: int = 0) -> Path:
 
 
 def omni_request(
-    folder: Path, messages: Sequence[Mapping[str, Any]], media: Sequence[Image.Image | Samples | Sequence[Image.Image]],
-    sampling: SamplingParameters,
+    folder: Path, messages: Sequence[Mapping[str, Any]],
+    media: Sequence[Image.Image | Samples | Sequence[Image.Image] | bytes], sampling: SamplingParameters,
 ) -> GenerationRequest:  # fmt: skip
-    """The engine's request, as the tokenizer service prepares it without its processes."""
-    return media_request(folder, messages, [*map(medium_of, media)], sampling)
+    """The engine's request, as the tokenizer service prepares it without its processes. Videos have their sound."""
+    return media_request(folder, messages, [*map(medium_of, media)], sampling, {"use_audio_in_video": True})
 
 
 def reference_answer(
@@ -143,7 +144,7 @@ def reference_answer(
 ) -> list[int]:  # fmt: skip
     """The likeliest continuation in float64, without stopping at end-of-sequence tokens.
 
-    Images and audios are prepared by Transformers; the video is the request's.
+    Images and audios, that of a video among them, are prepared by Transformers; the video is the request's.
     """
     model_class = getattr(transformers, f"{FAMILIES[family].name}ThinkerForConditionalGeneration")
     model = model_class.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
@@ -164,10 +165,11 @@ def reference_answer(
         }  # fmt: skip
     inputs |= _video(request)
     inputs = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
+    has_sound = any(each.name == SOUND for image in request.images for each in image.inputs)
     with torch.inference_mode():
         output = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count,
-            eos_token_id=None, pad_token_id=0, use_audio_in_video=False, **inputs,
+            eos_token_id=None, pad_token_id=0, use_audio_in_video=has_sound, **inputs,
         )  # fmt: skip
     return output[0, ids.shape[1] :].tolist()
 

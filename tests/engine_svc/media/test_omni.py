@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from quire.media import MediaKind
 from tests.support.audio_files import sine
+from tests.support.films import film
 from tests.support.folders import FolderOf, made_once
 from tests.support.omni_models import FAMILIES, make_omni_model, omni_request, reference_answer
 from tests.support.run_engine import GREEDY, outcomes, run_requests, running_engine, spec_of, tokens
+from tests.support.vision_models.conversations import with_image, with_inputs
 from tests.support.vision_models.making import random_frames, random_image
 
 ANSWER = 10
 SAMPLING = replace(GREEDY, max_tokens=ANSWER)
 SEEN, FILM = random_image(40, 30, 1), random_frames(30, 40, 4, 2)
 HEARD, OTHER = sine(1.7), sine(2.9, 800)
+LOUD = film(random_frames(30, 40, 6, 3), container="matroska", fps=2, sound=OTHER)
 IMAGE, VIDEO, AUDIO = ({"type": kind} for kind in ("image", "video", "audio"))
 
 
@@ -31,6 +35,7 @@ CASES: list[tuple[list[Any], list[Any], list[Any], list[Any]]] = [
     ([AUDIO, text("What is it?")], [HEARD], [], [HEARD]),
     ([text("a"), AUDIO, text("b"), IMAGE, text("c"), AUDIO], [SEEN, HEARD, OTHER], [SEEN], [HEARD, OTHER]),
     ([text("a"), VIDEO, AUDIO, text("b")], [FILM, HEARD], [], [HEARD]),
+    ([AUDIO, text("a"), VIDEO, text("b"), IMAGE], [HEARD, LOUD, SEEN], [SEEN], [HEARD, OTHER]),
     ([text("Nothing but text.")], [], [], []),
 ]
 
@@ -58,6 +63,25 @@ def test_answers(folder_of: FolderOf, family: str, caplog: pytest.LogCaptureFixt
     assert "cannot run together" not in caplog.text
 
 
+def test_sound_that_does_not_fit(folder_of: FolderOf) -> None:
+    """Nor without an encoder for it; the others answer."""
+    folder = folder_of("qwen2_5_omni")
+    whole = omni_request(folder, [{"role": "user", "content": [VIDEO]}], [LOUD], SAMPLING)
+    is_sound = np.array([*whole.images[0].inputs[-1].data], np.bool_)
+    wrong = {
+        "does not fit 18 embeddings of a video and 72 of its sound": with_inputs(whole, is_sound=~is_sound),
+        "is_sound is int64 [90]; it must be bool": with_inputs(whole, is_sound=is_sound.astype(np.int64)),
+        "90 embeddings of a video and its sound do not fit 89 tokens": with_image(whole, num_tokens=89),
+        "must have all of its embeddings": with_inputs(whole, num_kept=np.array([18])),
+    }
+    with running_engine(folder) as engine:
+        *failed, (answer, _) = outcomes(engine, [*wrong.values(), whole])
+    for words, (_, error) in zip(wrong, failed, strict=True):
+        assert error is not None
+        assert words in error.message
+    assert len(answer) == ANSWER
+
+
 @pytest.mark.parametrize(
     ("limit", "kinds"),
     [
@@ -72,6 +96,11 @@ def test_some_kinds_alone(folder_of: FolderOf, limit: str, kinds: set[MediaKind]
     requests = [omni_request(folder, [{"role": "user", "content": case[0]}], case[1], SAMPLING) for case in chosen]
     with running_engine(folder, limit_mm_per_prompt=limit) as engine:
         answers = tokens(run_requests(engine, requests))
+        if MediaKind.AUDIO not in kinds and MediaKind.VIDEO in kinds:
+            ((_, error),) = outcomes(
+                engine, [omni_request(folder, [{"role": "user", "content": [VIDEO]}], [LOUD], SAMPLING)]
+            )
+            assert "it is a video with sound, but this server hears nothing" in str(error)
     spec = spec_of(folder, limit_mm_per_prompt=limit)
     found = {MediaKind.IMAGE: spec.accepts_images, MediaKind.VIDEO: spec.accepts_videos}
     assert {kind for kind, accepted in (found | {MediaKind.AUDIO: spec.accepts_audio}).items() if accepted} == kinds

@@ -16,8 +16,9 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbeddin
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from engine_svc.layers.rotary import rotary_components, rotary_table
-from engine_svc.media.rotary_positions import PlacedGrid, rotary_positions
+from engine_svc.media.rotary_positions import PlacedGrid, SoundGrid, rotary_positions
 from quire.errors import StartupError
+from tokenizer_svc.sound_order import SoundOrder
 
 MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 ROTARY = {
@@ -66,6 +67,45 @@ def test_positions(model_type: str, parts: list[tuple[int, int, int]], after: in
     assert found.of(places[middle:]).tolist() == expected[:, 0, middle:].tolist()
     # No position is beyond the token's place, so that the table of rotations has it.
     assert (found.of(places) <= places).all()
+
+
+# Class in Transformers without its ending, order in prompts, and frames of a spectrogram for each token.
+OMNI = {
+    "qwen2_5_omni": ("Qwen2_5Omni", SoundOrder(25, 50), 4),
+    "qwen3_omni": ("Qwen3OmniMoe", SoundOrder(13), 100 / 13),
+}
+
+
+@pytest.mark.parametrize("family", OMNI)
+def test_positions_of_videos_with_sound(family: str) -> None:
+    """Whichever of them lasts longer."""
+    name, order, frames_per_token = OMNI[family]
+    config = getattr(transformers, f"{name}ThinkerConfig")(
+        vision_start_token_id=1, audio_start_token_id=2, video_token_id=3, audio_token_id=4,
+        position_id_per_seconds=order.tokens_per_second,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = getattr(transformers, f"{name}PreTrainedModelForConditionalGeneration")(config)
+    model.spatial_merge_size, ends = MERGE, family == "qwen2_5_omni"
+    sizes, counts = [(6, 2, 3), (2, 3, 2)], [int(3 * order.tokens_per_second), int(4 * order.tokens_per_second)]
+    tokens, grids = [9, 9], list[PlacedGrid]()
+    for (frames, rows, columns), count in zip(sizes, counts, strict=True):
+        tokens += [1, 2]
+        is_sound = order.is_sound(np.repeat(np.arange(float(frames)), rows * columns), count)
+        grids.append(
+            SoundGrid(
+                len(tokens) - ends, frames, rows, columns, order.tokens_per_second, is_sound=is_sound, shares_ends=ends
+            )
+        )
+        tokens += [*np.where(is_sound, 4, 3).tolist(), 8, 7, 9, 9]
+    expected, offset = model.get_rope_index(
+        torch.tensor([tokens]), None, torch.tensor([[t, MERGE * h, MERGE * w] for t, h, w in sizes]),
+        torch.ones(1, len(tokens)), True, torch.tensor([round(count * frames_per_token) for count in counts]),
+        torch.ones(2),
+    )  # fmt: skip
+    found = rotary_positions(grids)
+    assert found.of(np.arange(len(tokens))).tolist() == expected[:, 0].tolist()
+    assert found.offset == int(offset)
 
 
 SECTIONS = {

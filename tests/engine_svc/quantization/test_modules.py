@@ -20,6 +20,7 @@ from engine_svc.quantization.modules import modules
         ("model.backbone.layers.1", True),
         ("backbone.layers.*.mixer.*", True),
         ("re:language_model.*in_proj$", True),
+        ("thinker.model.layers.1.mixer", True),
         ("layers.1.mixer", True),
         ("model.layers.11.mixer.in_proj", False),
         ("model.layers.1.mixer.in", False),
@@ -57,7 +58,7 @@ def test_modules_by_the_names_that_a_family_changes(path: str, part: str, listed
     assert changed == parameter_name(f"{names[0]}.weight", {}, RENAMES)
 
 
-@pytest.mark.parametrize("listed", ["lm_head", "language_model.lm_head", "re:.*lm_head"])
+@pytest.mark.parametrize("listed", ["lm_head", "language_model.lm_head", "thinker.lm_head", "re:.*lm_head"])
 def test_a_head_may_be_inside_of_a_language_model(listed: str) -> None:
     assert modules([listed]).have(Place("head", names_in_checkpoints("lm_head", "", {})))
 

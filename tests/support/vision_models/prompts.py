@@ -32,8 +32,10 @@ def request_of(
     return media_request(folder, messages, media, sampling, settings, video_pruning_rate=pruning_rate)
 
 
-def medium_of(given: Image.Image | Sequence[Image.Image] | Samples) -> Medium:
-    """An image, a video of these frames, or an audio."""
+def medium_of(given: Image.Image | Sequence[Image.Image] | Samples | bytes) -> Medium:
+    """An image, a video of these frames or in this file, or an audio."""
+    if isinstance(given, bytes):
+        return Medium(MediaKind.VIDEO, (given,))
     if isinstance(given, Image.Image):
         return Medium(MediaKind.IMAGE, (png_bytes(given),))
     if isinstance(given, np.ndarray):
