@@ -89,15 +89,14 @@ class Runner:
         self._max_model_len, max_num_seqs = loaded.max_model_len, options.scheduler.max_num_seqs
         self._whole_image_tokens = self._facts.whole_image_tokens if loaded.images else 0
         self._token_budget = step_tokens(device, options.scheduler, self._whole_image_tokens)
-        stage = self._model.stage
+        stage, shape = self._model.stage, self._attention.shape
         per_cache = self._attention.layers_per_cache
         self._groups = group_layers(self._facts.attention_windows, self._facts.caching(stage.layers), per_cache)
         self._state_form, self._product_rows = loaded.states, loaded.product_rows
         self._states_each = options.speculative.most_query_len if self._state_form.shapes else 1  # of a sequence
         self._num_caches = most_caches(self._groups, per_cache)
         self._buffers = SlotBuffers(
-            max_num_seqs, self._max_model_len, self._attention.shape.block_tokens, len(self._groups), device,
-            self._dtype, self._attention.shape.part,
+            max_num_seqs, self._max_model_len, shape.block_tokens, len(self._groups), device, self._dtype, shape.part,
             ImageRows(loaded.images, device, self._max_model_len, both_ways=self._whole_image_tokens > 0),
             self._states_each,
         )  # fmt: skip

@@ -128,7 +128,7 @@ def test_files_with_nothing_in_them(kind: str) -> None:
         decoded(NOTHING[kind])
 
 
-@pytest.mark.parametrize("file", [b"", b"sound", b"GIF89a", b"RIFF\0\0\0\0AVI ", b"\x89PNG", b"#EXTM3U\n"])
+@pytest.mark.parametrize("file", [b"", b"sound", b"GIF89a", b"\x89PNG", b"#EXTM3U\n"])
 def test_unknown_formats(file: bytes) -> None:
     with pytest.raises(MediaRejection, match=r"The audio is not in a known format\. Send a WAV, MP3, FLAC, Ogg"):
         decoded(file)
