@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_svc.adapters.registry import AdapterRegistry
+from engine_svc.adapters.targets import TargetModules
 from engine_svc.config_formats.registry import find_model_config
 from engine_svc.core.adapters import ServedAdapters
 from engine_svc.core.administration import Administration
@@ -43,7 +44,7 @@ from engine_svc.speculative.vocabulary import check_vocabulary
 from engine_svc.structured.grammars import Grammars, unknown_vocabulary
 from quire.errors import FailedPrecondition, StartupError
 from quire.options.engine import EngineOptions
-from quire.options.lora import ENABLE_FLAG
+from quire.options.lora import ENABLE_FLAG, TARGETS_FLAG
 from quire.options.model import ModelOptions
 from quire.options.tokenizer_init import SKIP_FLAG
 from quire.runners import GENERATE, POOLING, wrong_runner
@@ -267,6 +268,9 @@ class EngineWorker:
             raise StartupError(
                 f"{info.architecture} does not support adapters in this configuration; leave {ENABLE_FLAG} out."
             )
+        targets = TargetModules(lora.lora_target_modules)
+        if lora.enable_lora and not any(map(targets.have, spec.adapter_modules)):
+            raise StartupError(f"{TARGETS_FLAG} {' '.join(targets.ends)}: adapters can change none of these modules.")
         adapters = AdapterRegistry(lora, info.served_model_names, spec.adapter_modules)
         for module in lora.modules():
             adapters.read_at_start(module)

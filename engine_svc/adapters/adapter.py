@@ -8,6 +8,7 @@ from pathlib import Path
 from engine_svc.adapters.config import CONFIG_FILE
 from engine_svc.adapters.folder import WEIGHTS_FILE, ModuleShapes, read_folder, revision_of
 from engine_svc.adapters.header import broken
+from engine_svc.adapters.targets import TargetModules
 
 Stamps = tuple[tuple[int, int, int], ...]
 
@@ -32,19 +33,20 @@ class Adapter:
 
 
 def read_adapter(
-    name: str, path: str, base_model_name: str, key: int, folder: Path, max_rank: int, modules: ModuleShapes
-) -> Adapter:
+    name: str, path: str, base_model_name: str, key: int, folder: Path, max_rank: int, modules: ModuleShapes,
+    targets: TargetModules = TargetModules(),
+) -> Adapter:  # fmt: skip
     """Checks a folder and computes its revision, which takes as long as reading all of it.
 
     Args:
         folder: the resolved `path`.
-        modules: see `read_folder`.
+        modules, targets: see `read_folder`.
 
     Raises:
         InvalidRequest: the adapter cannot be served; says why.
     """
     stamps = _stamps(folder)
-    found = read_folder(folder, max_rank, modules)
+    found = read_folder(folder, max_rank, modules, targets)
     revision = revision_of(folder)
     if _stamps(folder) != stamps:
         raise broken(f"{folder} was modified while it was being read; load it again when it is complete.")

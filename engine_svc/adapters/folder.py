@@ -7,13 +7,18 @@ reads the bytes of each part from the places in the header.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from engine_svc.adapters.config import CONFIG_FILE, HEAD, WHOLE_MODULES, AdapterConfig, read_config
 from engine_svc.adapters.header import TensorPlace, broken, read_header
+from engine_svc.adapters.targets import TargetModules
+from quire.options.lora import TARGETS_FLAG
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLED_FILE = "adapter_model.bin"
@@ -29,6 +34,7 @@ _WHOLE = ".weight"
 # (row size, vocabulary).
 ModuleShapes = Mapping[str, tuple[int, int]]
 _Found = TypeVar("_Found")
+_ALL = TargetModules()
 
 
 @dataclass(frozen=True)
@@ -68,12 +74,15 @@ class AdapterFolder:
         return max((part.rank for part in self.parts.values()), default=0)
 
 
-def read_folder(path: Path, max_rank: int, modules: ModuleShapes, *, is_part: bool = False) -> AdapterFolder:
+def read_folder(
+    path: Path, max_rank: int, modules: ModuleShapes, targets: TargetModules = _ALL, *, is_part: bool = False
+) -> AdapterFolder:
     """Reads and checks an adapter's folder.
 
     Args:
         max_rank: --max-lora-rank.
         modules: modules of the base.
+        targets: those of them that adapters may change; parts of others are left out.
         is_part: `modules` may be only some of the base's; parts of other modules are left out instead of refused.
 
     Raises:
@@ -88,17 +97,29 @@ def read_folder(path: Path, max_rank: int, modules: ModuleShapes, *, is_part: bo
             f"safe_serialization=True, which writes {WEIGHTS_FILE}."
         )
     folder = _sort(path, config, read_header(path / WEIGHTS_FILE))
+    if targets.ends:
+        folder = _targeted(targets, folder)
     if is_part:
-        folder = _only(modules, folder)
+        folder = _only(lambda module: module in modules, folder)
     for module, part in folder.parts.items():
         _check_rank(folder, config, module, part, max_rank)
     _check_modules(folder, modules)
     return folder
 
 
-def _only(modules: ModuleShapes, folder: AdapterFolder) -> AdapterFolder:
+def _targeted(targets: TargetModules, folder: AdapterFolder) -> AdapterFolder:
+    left, names = _only(targets.have, folder), " ".join(targets.ends)
+    if not left.parts and not left.whole:
+        raise broken(f"{folder.weights_file} changes none of the modules that {TARGETS_FLAG} allows: {names}.")
+    if ignored := {name.rpartition(".")[2] for name in {*folder.parts, *folder.whole} if not targets.have(name)}:
+        others = ", ".join(sorted(ignored))
+        logger.warning("%s: changes of %s are left out, because of %s %s", folder.path, others, TARGETS_FLAG, names)
+    return left
+
+
+def _only(wanted: Callable[[str], bool], folder: AdapterFolder) -> AdapterFolder:
     def own(found: Mapping[str, _Found]) -> dict[str, _Found]:
-        return {module: each for module, each in found.items() if module in modules}
+        return {module: each for module, each in found.items() if wanted(module)}
 
     return replace(folder, parts=own(folder.parts), whole=own(folder.whole), unchanged=own(folder.unchanged))
 

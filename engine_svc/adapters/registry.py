@@ -12,6 +12,7 @@ from engine_svc.adapters.adapter import Adapter, read_adapter
 from engine_svc.adapters.config import CONFIG_FILE
 from engine_svc.adapters.folder import WEIGHTS_FILE, ModuleShapes
 from engine_svc.adapters.header import broken
+from engine_svc.adapters.targets import TargetModules
 from quire.bounds import MAX_ADAPTERS, check_adapter_name
 from quire.errors import MODEL_NOT_FOUND, FailedPrecondition, InvalidRequest, NotFound, Overloaded, StartupError
 from quire.options.lora import ENABLE_FLAG, UPDATING_FLAG, LoraModule, LoraOptions
@@ -129,7 +130,8 @@ class AdapterRegistry:
 
     def _read(self, name: str, path: str, base_model_name: str, folder: Path) -> Adapter:
         key, most = next(self._keys), self._options.max_lora_rank
-        adapter = read_adapter(name, path, base_model_name, key, folder, most, self._modules)
+        targets = TargetModules(self._options.lora_target_modules)
+        adapter = read_adapter(name, path, base_model_name, key, folder, most, self._modules, targets)
         return replace(adapter, is_default=name in self._options.default_mm_loras)
 
     def _allowed_folder(self, path: str) -> Path:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from engine_svc.adapters.targets import TargetModules
 from engine_svc.attention.base import AttentionBackend
 from engine_svc.attention.chosen import ChosenAttention
 from engine_svc.attention.context import SharedContext
@@ -376,7 +377,7 @@ def _adapters(options: LoraOptions, config: ModelConfig, context: LayerContext) 
     dtype = context.dtype if options.lora_dtype == "auto" else _DTYPES[options.lora_dtype]
     settings = AdapterSettings(
         options.max_loras, options.max_lora_rank, dtype, context.dtype, options.fully_sharded_loras,
-        is_part=context.groups.layout.pipeline > 1,
+        TargetModules(options.lora_target_modules), is_part=context.groups.layout.pipeline > 1,
     )  # fmt: skip
     find = partial(parameter_of_module, module_names=config.module_names, renames=config.renames)
     names = partial(names_in_checkpoints, module_names=config.module_names, renames=config.renames)

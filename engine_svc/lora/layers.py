@@ -15,7 +15,7 @@ from engine_svc.layers.part import Layout, Part
 from engine_svc.lora.embedding import AdaptedEmbedding
 from engine_svc.lora.heads import AdaptedHeads
 from engine_svc.lora.matrices import AdapterMatrices, LowRank, LowRankStack, MatrixForm
-from engine_svc.lora.names import Find, NamesOf
+from engine_svc.lora.names import Find, NamesOf, module_shapes
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.lora.tiles import TileBuffers
 from engine_svc.ops.base import ExpertAdapters, Ops, Product, RowTiles
@@ -58,7 +58,10 @@ class AdapterLayers:
         self, path: str, outputs: Mapping[str, Part], inputs: Part, product: Product, layout: Layout = Layout()
     ) -> Product:
         """See Adapters.matrix."""
-        stack, layer = self._add(path, MatrixForm(outputs, inputs, layout=layout))
+        form = MatrixForm(outputs, inputs, layout=layout)
+        if not self._may_change(path, form):
+            return product
+        stack, layer = self._add(path, form)
 
         def adapted(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             output = product(hidden, wide=wide)
@@ -69,6 +72,10 @@ class AdapterLayers:
             return output
 
         return adapted
+
+    def _may_change(self, path: str, form: MatrixForm) -> bool:
+        """Whether any module of a layer is one that adapters may change."""
+        return any(map(self.settings.targets.have, module_shapes({path: form}, self.find, self.names)))
 
     def _rows_of(self, whole: Mapping[int, _Whole]) -> Iterator[tuple[torch.Tensor, _Whole]]:
         """Yields rows of the current batch whose adapter replaces a whole matrix of a layer, with that matrix."""
@@ -82,8 +89,12 @@ class AdapterLayers:
     ) -> Callable[[torch.Tensor], ExpertAdapters | None]:
         """See Adapters.experts."""
         whole = Part(0, hidden_size, hidden_size)
-        first_stack, first = self._add(f"{path}.gate_up", MatrixForm({"gate": inner, "up": inner}, whole, count))
-        second_stack, second = self._add(f"{path}.down", MatrixForm({"down": whole}, inner, count))
+        gate_up = MatrixForm({"gate": inner, "up": inner}, whole, count)
+        down = MatrixForm({"down": whole}, inner, count)
+        if not self._may_change(f"{path}.gate_up", gate_up) and not self._may_change(f"{path}.down", down):
+            return lambda hidden: None
+        first_stack, first = self._add(f"{path}.gate_up", gate_up)
+        second_stack, second = self._add(f"{path}.down", down)
 
         def added(hidden: torch.Tensor) -> ExpertAdapters | None:
             if self._tiles is None or not (first.slots or second.slots or self._all):

@@ -41,7 +41,8 @@ class AdapterReader:
             InvalidRequest: it cannot be served; names file and tensor, what was expected and what was found.
             OSError: it cannot be read.
         """
-        folder = read_folder(path, self._settings.max_rank, self.modules, is_part=self._settings.is_part)
+        settings = self._settings
+        folder = read_folder(path, settings.max_rank, self.modules, settings.targets, is_part=settings.is_part)
         found: dict[str, dict[str, LowRank]] = {}
         whole = {}
         with folder.weights_file.open("rb") as opened:

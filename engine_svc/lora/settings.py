@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_svc.adapters.targets import TargetModules
+
 
 @dataclass(frozen=True)
 class AdapterSettings:
@@ -16,4 +18,5 @@ class AdapterSettings:
     dtype: torch.dtype  # of the adapters' matrices
     base_dtype: torch.dtype  # of the model
     fully_sharded: bool = False  # both halves of a product are divided among the ranks, not only one
+    targets: TargetModules = TargetModules()  # modules that adapters may change
     is_part: bool = False  # other pipeline stages have other layers of the model, with the adapters' changes to them

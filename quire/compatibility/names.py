@@ -56,6 +56,7 @@ ROUTES = tuple(" ".join(_SERVED.split()).split(", "))  # method and path
 # Test → the flags that it uses.
 _TESTS = {
     "tests/clients/test_clients.py": "enable-tokenizer-info-endpoint",
+    "tests/engine_svc/adapters/test_folder.py": "lora-target-modules",
     "tests/engine_svc/config_formats/test_registry.py": "config-format hf-config-path hf-overrides rope-theta",
     "tests/engine_svc/core/test_engine.py": "max-num-batched-tokens",
     "tests/engine_svc/core/test_routed_experts.py": "enable-return-routed-experts",

@@ -17,6 +17,7 @@ from quire.options.json_object import check_object
 ENABLE_FLAG = "--enable-lora"
 UPDATING_FLAG = "--allow-runtime-lora-updating"
 ROOT_FLAG = "--allowed-lora-root"
+TARGETS_FLAG = "--lora-target-modules"
 LORA_DTYPES = ("auto", "bfloat16", "float16")
 # A word after --lora-modules that begins like this is another adapter, not the model: name=path, an object, a list.
 _MODULE = r"[^-=/\\][^=/\\]*=|[{\[]"
@@ -77,6 +78,12 @@ class LoraOptions:
         {}, 'Folders of adapters for conversations with images, videos or audio, as JSON, such as {"audio": PATH}. '
         "They are served under the names image, video and audio. A chat that asks for the base model and contains one "
         "of these kinds is answered with its adapter.", schema=DefaultMediaAdapters,
+    )  # fmt: skip
+    lora_target_modules: tuple[str, ...] = option(
+        (), "Modules that adapters may change, by the ends of their names, such as o_proj; what an adapter has for "
+        "others is left out, with a warning. qkv_proj and gate_up_proj stand for the modules that they consist of. "
+        "Takes several words. Default: all that the model's adapters can change.", affects_output=True,
+        following=r"\w+(\.\w+)*", metavar="MODULE...",
     )  # fmt: skip
     lora_dtype: str = option(
         "auto", "Data type of the adapters' weights; auto takes the model's.", choices=LORA_DTYPES, affects_output=True

@@ -281,7 +281,6 @@ _MULTIMODAL: Mapping[str, Answer] = {
 }
 
 _ADAPTERS_OF_ALL_KINDS: Mapping[str, Answer] = {
-    "lora-target-modules": refused("An adapter applies to the modules that it has weights for; leave it out."),
     "enable-tower-connector-lora": refused(
         "Adapters apply to the language model, not to encoders. Leave it out, and merge such an adapter into its base "
         "model."

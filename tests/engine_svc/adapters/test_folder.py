@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine_svc.adapters.folder import read_folder, revision_of
+from engine_svc.adapters.targets import TargetModules
 from quire.errors import InvalidRequest
 from tests.support.adapter_folders import low_rank, write_adapter
 
@@ -47,6 +48,20 @@ def test_parts_are_found_with_where_they_lie(tmp_path: Path) -> None:
             np.testing.assert_array_equal(values, (PARTS | EMBEDDING)[place.name])
     assert folder.parts["model.embed_tokens"].is_embedding
     assert not folder.parts[Q].is_embedding
+
+
+@pytest.mark.parametrize(("ends", "left"), [(("q_proj",), {Q}), (("qkv_proj", "mlp.down_proj"), {Q, DOWN})])
+def test_only_target_modules_are_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: tuple[str, ...], left: set[str]
+) -> None:
+    folder = write_adapter(tmp_path, PARTS | EMBEDDING)
+    assert read_folder(folder, 16, MODULES, TargetModules(ends)).parts.keys() == left
+    assert f"{folder}: changes of " in caplog.text and "embed_tokens are left out" in caplog.text
+
+
+def test_an_adapter_must_change_a_target_module(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="changes none of the modules that --lora-target-modules allows: own_proj"):
+        read_folder(write_adapter(tmp_path, PARTS), 16, MODULES, TargetModules(("own_proj",)))
 
 
 @pytest.mark.parametrize(

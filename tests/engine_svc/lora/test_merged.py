@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine_svc.adapters.targets import TargetModules
 from tests.support.lora import adapter_executor, merge, modules_of, write_adapter
 from tests.support.remote_code import FAMILIES, write_family
 from tests.support.run_engine import random_prompts
@@ -74,3 +75,22 @@ def test_families(tmp_path: Path, family: str) -> None:
             assert found[index] == merged.generate([PROMPTS[index]], [0])[0]
         assert found[index] != plain[index]
     assert found[1] == plain[1]
+
+
+@pytest.mark.parametrize(("family", "ends"), [("llama", ("qkv_proj", "mlp.down_proj")), ("qwen3-moe", ("o_proj",))])
+def test_only_target_modules_are_changed(tmp_path: Path, family: str, ends: tuple[str, ...]) -> None:
+    base = make_model(tmp_path / "base", family)
+    with adapter_executor(base) as served:
+        modules = modules_of(base, served.spec.adapter_modules, LINEAR)
+    adapter = write_adapter(tmp_path / "adapter", modules)
+    wanted = {name: delta for name, delta in adapter.deltas.items() if TargetModules(ends).have(name)}
+    assert 0 < len(wanted) < len(adapter.deltas)
+    with adapter_executor(base, lora_target_modules=ends) as served:
+        assert not any("gate_proj" in name for name in served.spec.adapter_modules)
+        served.read(adapter.folder)
+        served.place({1: adapter.folder})
+        found = served.generate(PROMPTS, [1, 1, 1])
+    with adapter_executor(
+        merge(base, replace(adapter, deltas=wanted), tmp_path / "merged"), enable_lora=False
+    ) as merged:
+        assert found == merged.generate(PROMPTS, [0, 0, 0])
