@@ -29,7 +29,7 @@ class Certificates:
     def _load(self) -> None:
         options = self._options
         self._latest = load_certificates(
-            "--ssl", options.ssl_certfile or "", options.ssl_keyfile or "", options.ssl_ca_certs
+            "--ssl", options.ssl_certfile or "", options.ssl_keyfile or "", options.ssl_ca_certs, options.ssl_ciphers
         ).context
 
     def _hand_over(self, connection: ssl.SSLObject, name: str | None, tls: ssl.SSLContext) -> int | None:

@@ -301,5 +301,6 @@ def _config(
         ssl_certfile=options.ssl_certfile,
         ssl_ca_certs=options.ssl_ca_certs,
         ssl_cert_reqs=options.ssl_cert_reqs,
+        ssl_ciphers=options.ssl_ciphers,
         server_header=False,
     )

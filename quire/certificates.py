@@ -24,14 +24,17 @@ class Certificates:
     authorities: bytes
 
 
-def load_certificates(flags: str, certfile: str, keyfile: str, ca_certs: str | None) -> Certificates:
+def load_certificates(
+    flags: str, certfile: str, keyfile: str, ca_certs: str | None, ciphers: str | None = None
+) -> Certificates:
     """Loads the files, and checks that they fit together.
 
     Args:
         flags: what the names of the files' options begin with, such as "--ssl".
+        ciphers: those that the context allows, in OpenSSL's notation; None means OpenSSL's default.
 
     Raises:
-        StartupError: a file cannot be read, or does not contain what it should.
+        StartupError: a file cannot be read, or does not contain what it should; or no such cipher is known.
     """
     certificate, key = _read(f"{flags}-certfile", certfile), _read(f"{flags}-keyfile", keyfile)
     authorities = _read(f"{flags}-ca-certs", ca_certs) if ca_certs else b""
@@ -48,6 +51,11 @@ def load_certificates(flags: str, certfile: str, keyfile: str, ca_certs: str | N
             context.load_verify_locations(ca_certs)
         except OSError as error:
             raise StartupError(f"{flags}-ca-certs {ca_certs} must be certificates in PEM format: {error}.") from error
+    if ciphers:
+        try:
+            context.set_ciphers(ciphers)
+        except ssl.SSLError as error:
+            raise StartupError(f"{flags}-ciphers {ciphers!r} names no cipher that OpenSSL knows.") from error
     return Certificates(context, certificate, key, authorities)
 
 

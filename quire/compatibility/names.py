@@ -101,7 +101,7 @@ _TESTS = {
     "tests/gateway/media/test_settings.py": "trust-request-mm-kwargs",
     "tests/gateway/media/test_web.py": "allowed-media-domains",
     "tests/gateway/middleware/test_of_users.py": "middleware",
-    "tests/gateway/test_certificates.py": "enable-ssl-refresh",
+    "tests/gateway/test_certificates.py": "enable-ssl-refresh ssl-ciphers",
     "tests/gateway/test_connections.py": "h11-max-header-count h11-max-incomplete-event-size",
     "tests/gateway/test_openapi.py": "disable-fastapi-docs",
     "tests/gateway/test_unix_socket.py": "log-config-file uds",
@@ -127,7 +127,7 @@ _TESTS = {
         "data-parallel-address data-parallel-rank data-parallel-size data-parallel-size-local data-parallel-start-rank "
         "data-parallel-hybrid-lb headless"
     ),
-    "tests/quire/serve/test_devices.py": "tensor-parallel-size",
+    "tests/quire/serve/test_devices.py": "device-ids tensor-parallel-size",
     "tests/quire/test_hub.py": "revision download-dir ignore-patterns",
     "tests/quire/tokenizer/test_modes.py": "tokenizer-mode",
     "tests/router/test_adapters.py": "max-loras",

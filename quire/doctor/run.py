@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from quire.doctor.finding import Finding, Grade, fine, problem
 from quire.doctor.machine import compiler, gpus, limits, processors
 from quire.doctor.model import model
 from quire.errors import StartupError
+from quire.serve.devices import show_devices
 from quire.serve.layout import StackOptions, choose_layout, with_derived
 from quire.serve.ports import HeldPorts, api_url
 
@@ -55,6 +57,7 @@ def _options(options: StackOptions) -> Iterator[Finding]:
         StartupError: some are not.
     """
     with_derived(options)
+    show_devices(options.serve.device_ids, os.environ)
     options.engine.lora.check()
     yield fine("options", "consistent, as far as can be checked before startup")
 

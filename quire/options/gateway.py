@@ -69,6 +69,10 @@ class GatewayOptions:
     ssl_cert_reqs: int = option(
         0, "Whether clients need a certificate: 0 no, 1 optional, 2 required.", minimum=0, maximum=2
     )
+    ssl_ciphers: str | None = option(
+        None, "Ciphers that HTTPS may use up to TLS 1.2, in OpenSSL's notation, such as ECDHE+AESGCM. TLS 1.3 always "
+        "has its own. Default: OpenSSL's.", metavar="CIPHERS",
+    )  # fmt: skip
     enable_ssl_refresh: bool = option(
         False,
         "Reloads the HTTPS files when they change; new connections get the new certificate and are checked against the "
@@ -242,9 +246,10 @@ class GatewayOptions:
         if self.ssl_keyfile and self.ssl_certfile:
             from quire.certificates import load_certificates  # imported late: ssl is slow to import, and rarely needed
 
-            load_certificates("--ssl", self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
-        if self.enable_ssl_refresh and not self.ssl_certfile:
-            raise StartupError("--enable-ssl-refresh is for HTTPS: also set --ssl-certfile and --ssl-keyfile.")
+            load_certificates("--ssl", self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_ciphers)
+        for flag, given in (("--enable-ssl-refresh", self.enable_ssl_refresh), ("--ssl-ciphers", self.ssl_ciphers)):
+            if given and not self.ssl_certfile:
+                raise StartupError(f"{flag} is for HTTPS: also set --ssl-certfile and --ssl-keyfile.")
         self.admin.check(0 if self.uds else self.port, self.api_key, insecure=self.insecure)
         for variable in RESERVED_TEMPLATE_VARIABLES:
             if variable in self.default_chat_template_kwargs:

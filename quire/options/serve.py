@@ -18,4 +18,8 @@ class ServeOptions:
         aliases=("-asc",),
         minimum=1, maximum=64,
     )  # fmt: skip
+    device_ids: tuple[str, ...] = option(
+        (), "GPUs that the engines share out, as in CUDA_VISIBLE_DEVICES: numbers or UUIDs. Takes several words. "
+        "Default: all.", following=r"\d+|(GPU|MIG)-[\w/-]+", metavar="ID...",
+    )  # fmt: skip
     data_parallel: DataParallelOptions = DataParallelOptions()

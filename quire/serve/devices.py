@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from quire.errors import StartupError
 from quire.options.parallel import ParallelOptions
@@ -31,6 +31,23 @@ def count_gpus() -> int:
     command = [sys.executable, "-m", "quire.serve.devices"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)  # noqa: S603  (our own)
     return int(answer.stdout) if answer.returncode == 0 else 0
+
+
+def show_devices(ids: Sequence[str], environment: MutableMapping[str, str]) -> None:
+    """Shows only these GPUs to this process and to those that it starts: --device-ids.
+
+    Raises:
+        StartupError: an id is repeated or empty, or the environment has chosen others.
+    """
+    if not ids:
+        return
+    wanted, chosen = ",".join(ids), environment.get(_VARIABLE)
+    names = wanted.split(",")
+    if "" in names or len(set(names)) < len(names):
+        raise StartupError(f"--device-ids {wanted}: each GPU must be named once, by its number or UUID.")
+    if chosen not in (None, wanted):
+        raise StartupError(f"--device-ids {wanted} contradicts {_VARIABLE}={chosen}. Leave one of them out.")
+    environment[_VARIABLE] = wanted
 
 
 def devices_of_engines(

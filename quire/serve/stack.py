@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ from quire.log import setup_logging
 from quire.model_folder import check_path
 from quire.serve.console import Console
 from quire.serve.control import control_socket
+from quire.serve.devices import show_devices
 from quire.serve.layout import Layout, StackOptions, choose_layout, with_derived
 from quire.serve.log_file import LogFile, choose_log_file
 from quire.serve.ports import HeldPorts
@@ -52,6 +54,7 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
         StartupError: see `main`.
     """
     options = with_derived(StackOptions(**groups))
+    show_devices(options.serve.device_ids, os.environ)
     for place in (options.model.model, options.model.tokenizer):
         check_path(place or "")
     with HeldPorts() as ports:

@@ -131,3 +131,15 @@ async def test_an_authority_that_is_taken_out_is_trusted_no_more(tmp_path: Path,
 def test_it_is_for_https() -> None:
     with pytest.raises(StartupError, match="--enable-ssl-refresh"):
         GatewayOptions(enable_ssl_refresh=True).check()
+
+
+def test_ciphers(tmp_path: Path) -> None:
+    make_authority(tmp_path)
+    make_certificate(tmp_path, "one")
+    files = str(tmp_path / "one.pem"), str(tmp_path / "one.key"), None
+    allowed = load_certificates("--ssl", *files, "ECDHE-RSA-AES256-GCM-SHA384").context.get_ciphers()
+    assert {each["name"] for each in allowed if each["protocol"] != "TLSv1.3"} == {"ECDHE-RSA-AES256-GCM-SHA384"}
+    with pytest.raises(StartupError, match="--ssl-ciphers 'NOTHING' names no cipher"):
+        load_certificates("--ssl", *files, "NOTHING")
+    with pytest.raises(StartupError, match="--ssl-ciphers is for HTTPS"):
+        GatewayOptions(ssl_ciphers="ECDHE+AESGCM").check()

@@ -52,7 +52,6 @@ _SERVER: Mapping[str, Answer] = {
     "enable-flash-late-interaction": no_effect(
         "Scores of late interaction are always computed by the worker.", switch=True
     ),
-    "ssl-ciphers": refused("TLS uses the ciphers of Python's default context; put a proxy in front to restrict them."),
     "enable-offline-docs": no_effect("The page /docs needs nothing from the Internet.", switch=True),
     "cohere-is-reasoning-model": no_effect(_COHERE, switch=True),
     "cohere-format": no_effect(_COHERE),
@@ -181,7 +180,6 @@ _PARALLEL: Mapping[str, Answer] = {
     "numa-bind": no_effect(f"CPU ranks are bound to their own nodes by default. {_NUMA}", switch=True),
     "numa-bind-nodes": refused(_NUMA),
     "numa-bind-cpus": refused(_NUMA),
-    "device-ids": refused("Set CUDA_VISIBLE_DEVICES, whose GPUs the engines share out."),
     "data-parallel-multi-port-external-lb": refused(
         "Start one stack for each rank, with --data-parallel-rank and a --port of its own, behind your load balancer."
     ),

@@ -6,7 +6,7 @@ import pytest
 
 from quire.errors import StartupError
 from quire.options.parallel import ParallelOptions
-from quire.serve.devices import count_gpus, devices_of_engines
+from quire.serve.devices import count_gpus, devices_of_engines, show_devices
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,22 @@ def test_too_few_gpus_are_refused() -> None:
 
 def test_the_driver_is_asked() -> None:
     assert count_gpus() >= 0
+
+
+@pytest.mark.parametrize("ids", [("2", "GPU-aaaa"), ("2,GPU-aaaa",)])
+def test_the_chosen_ones_are_shown(ids: tuple[str, ...]) -> None:
+    environment: dict[str, str] = {}
+    show_devices(ids, environment)
+    show_devices((), environment)
+    assert environment == {"CUDA_VISIBLE_DEVICES": "2,GPU-aaaa"}
+    found = devices_of_engines(2, ParallelOptions(), 2, environment)
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["2", "GPU-aaaa"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [(("0", "0"), "named once"), (("0,",), "named once"), (("1",), "contradicts CUDA_VISIBLE_DEVICES=0")],
+)
+def test_what_cannot_be_shown_is_refused(ids: tuple[str, ...], words: str) -> None:
+    with pytest.raises(StartupError, match=f"--device-ids .*{words}"):
+        show_devices(ids, {"CUDA_VISIBLE_DEVICES": "0"} if "contradicts" in words else {})
