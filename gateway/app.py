@@ -26,6 +26,7 @@ from gateway.endpoints import (
     chat,
     cohere,
     completions,
+    decisions,
     derender,
     embeddings,
     generate,
@@ -73,6 +74,8 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
         Route("/v1/chat/completions/batch", chat.chat_batch, methods=["POST"]),
         Route("/v1/completions", completions.completions, methods=["POST"]),
+        Route("/v1/decisions", decisions.decisions, methods=["POST"]),
+        Route("/v1/systemone", decisions.system_one, methods=["POST"]),
         Route("/v1/messages", messages.messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         *_scale_out(options),  # before the parametrized paths that would also match

@@ -21,6 +21,7 @@ from gateway.middleware.authentication import public_paths
 from gateway.protocol.aborted import AbortRequests
 from gateway.protocol.chat import ChatBatchRequest, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from gateway.protocol.completions import Completion, CompletionRequest
+from gateway.protocol.decisions import DecisionRequest, DecisionResponse, SystemOneRequest, SystemOneResponse
 from gateway.protocol.fleet import FleetView, KvEventSource
 from gateway.protocol.generate import (
     DerenderChatRequest,
@@ -127,6 +128,14 @@ _OPERATIONS = (
     _Operation(
         "post", "/v1/completions", "Continues prompts.", (CompletionRequest,), (Completion,), (Completion,),
         failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/v1/decisions", "Tells how likely each answer to a question is.", (DecisionRequest,),
+        (DecisionResponse,), failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/v1/systemone", "Tells how likely each answer to a question about a state is.", (SystemOneRequest,),
+        (SystemOneResponse,), failures=_REQUEST,
     ),
     _Operation(
         "post", "/v1/messages", "Continues a conversation in Anthropic's format.", (MessagesRequest,),

@@ -45,6 +45,7 @@ GET /metrics, GET /docs, GET /openapi.json, POST /v1/responses, GET /v1/response
 /v1/messages/render, POST /v1/responses/render, POST /v1/chat/completions/derender, POST /v1/completions/derender,
 GET /kv_event_sources, GET /get_tokenizer_info, GET /server_info, POST /v1/embeddings, POST /v2/embed, POST /pooling,
 POST /classify, POST /score, POST /v1/score, POST /rerank, POST /v1/rerank, POST /v2/rerank, POST /generative_scoring,
+POST /v1/decisions, POST /v1/systemone,
 GET /redoc, GET /v1/responses/{response_id}/input_items, DELETE /v1/responses/{response_id}, POST /reset_prefix_cache,
 POST /reset_mm_cache, POST /reset_encoder_cache, POST /start_profile, POST /stop_profile, POST /pause, POST /resume,
 GET /is_paused, POST /abort_requests, POST /sleep, POST /wake_up, GET /is_sleeping, POST /collective_rpc,

@@ -20,10 +20,6 @@ _REASONS = {
         "Conversations use OpenAI's and Anthropic's APIs: send this request to /v1/chat/completions, /v1/messages or "
         "/v1/responses."
     ),
-    "POST /v1/decisions, POST /v1/systemone": (
-        "Send questions with a fixed set of answers to /v1/chat/completions: structured_outputs.choice restricts the "
-        "answer to them, and logprobs with logprob_token_ids returns how likely each is."
-    ),
     "POST /v1/responses/compact": (
         "Quire does not compact conversations, and cannot read what another server has compacted. truncation: auto "
         "drops what does not fit."
