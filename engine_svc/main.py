@@ -104,7 +104,7 @@ async def serve(
     grpc_server = build_server(worker, server, security, registry, tracer)
     await grpc_server.start()
     serve_metrics(registry, server.metrics_host, server.metrics_port)
-    serving: asyncio.Future[None] = asyncio.create_task(grpc_server.serve_until_stopped(worker.loop.drain))
+    serving: asyncio.Future[None] = asyncio.create_task(grpc_server.serve_until_stopped(worker.drain))
     loading: asyncio.Future[ModelInfo] = asyncio.create_task(worker.load())
     try:
         await first_of(serving, loading)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,9 @@ class EngineWorker:
         self._folder = Path()  # of the weights
         self._weight_version = ""
         self._renewals = 0  # number of times that the fingerprint has changed
+        self._num_pulls = 0  # of KV blocks, by other workers
+        self._has_no_pulls = asyncio.Event()
+        self._has_no_pulls.set()
 
     @property
     def info(self) -> ModelInfo:
@@ -165,6 +169,23 @@ class EngineWorker:
         await self.loop.start()
         logger.info(self.info.summary())
         return self.info
+
+    @contextlib.contextmanager
+    def being_pulled(self) -> Iterator[None]:
+        """While it is open, another worker pulls KV blocks from this one."""
+        self._num_pulls += 1
+        self._has_no_pulls.clear()
+        try:
+            yield
+        finally:
+            self._num_pulls -= 1
+            if not self._num_pulls:
+                self._has_no_pulls.set()
+
+    async def drain(self) -> None:
+        """Refuses new requests; returns when the last one has ended, and nobody pulls KV blocks any more."""
+        await self.loop.drain()
+        await self._has_no_pulls.wait()
 
     def submit(self, request: GenerationRequest, sink: Sink) -> int:
         """Validates a request and submits it; returns its key.

@@ -50,15 +50,16 @@ async def kv_blocks(
     if any(len(block.block_hash) != HASH_BYTES for block in request.blocks):
         raise InvalidRequest(f"Each block_hash must have {HASH_BYTES} bytes.", parameter="blocks")
     ranks = _files(config, request.num_ranks)
-    for index, block in enumerate(request.blocks):
-        place = place_of(request.fingerprint, BlockName(block.block_hash, block.group))
-        for rank, files in enumerate(ranks):
-            content = await asyncio.to_thread(files.raw, place) or b""
-            for start in range(0, len(content), _PART_BYTES):
-                data = content[start : start + _PART_BYTES]
-                yield engine_pb2.PullKvBlocksResponse(
-                    block_index=index, rank=rank, data=data, is_last=start + len(data) == len(content)
-                )
+    with worker.being_pulled():
+        for index, block in enumerate(request.blocks):
+            place = place_of(request.fingerprint, BlockName(block.block_hash, block.group))
+            for rank, files in enumerate(ranks):
+                content = await asyncio.to_thread(files.raw, place) or b""
+                for start in range(0, len(content), _PART_BYTES):
+                    data = content[start : start + _PART_BYTES]
+                    yield engine_pb2.PullKvBlocksResponse(
+                        block_index=index, rank=rank, data=data, is_last=start + len(data) == len(content)
+                    )
 
 
 class KvPuller:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,30 @@ async def test_what_cannot_be_pulled_is_left_to_the_caller(
     assert files(tmp_path / "consumer", 0).raw(place_of(namespace, name)) is None
     await pulled(puller, producer.address, namespace, name)
     assert files(tmp_path / "consumer", 0).read(place_of(namespace, name), 1 + len(content))
+
+
+async def test_a_worker_that_drains_ends_pulls_that_have_begun(
+    producer: RunningEngine, puller: KvPuller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name, content), *_ = BLOCKS.items()
+    namespace, raw = producer.worker.info.fingerprint, BlockFiles.raw
+    reads, may_read = threading.Event(), threading.Event()
+
+    def late(self: BlockFiles, place: str) -> bytes | None:
+        reads.set()
+        may_read.wait(TIMEOUT)
+        return raw(self, place)
+
+    monkeypatch.setattr(BlockFiles, "raw", late)
+    pull = asyncio.create_task(pulled(puller, producer.address, namespace, name))
+    await asyncio.to_thread(reads.wait, TIMEOUT)
+    draining = asyncio.create_task(producer.worker.drain())
+    await asyncio.wait([draining], timeout=0.05)
+    assert not draining.done()
+    may_read.set()
+    await pull
+    await asyncio.wait_for(draining, TIMEOUT)
+    assert files(tmp_path / "consumer", 0).read(place_of(namespace, name), 1 + len(content)) == b"0" + content
 
 
 class _Dying(engine_pb2_grpc.EngineServiceServicer):
