@@ -14,7 +14,7 @@ from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishR
 from gateway.answers.events import event
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext
-from gateway.endpoints import large
+from gateway.endpoints import kv_transfer, large
 from gateway.errors import messages_error
 from gateway.protocol.messages import (
     AnswerBlock,
@@ -81,7 +81,8 @@ class MessagesAnswer:
             return
         yield from map(_event, self._close())
         reason, sequence = self._stop()
-        yield _event(MessageDelta(StopDelta(reason, sequence), self._usage()))
+        transfer = kv_transfer.told(self._context, self._state)
+        yield _event(MessageDelta(StopDelta(reason, sequence), self._usage(), transfer))
         yield _event(MessageStop())
 
     def _told(self, delta: Delta) -> Iterator[MessagesEvent]:
@@ -122,6 +123,7 @@ class MessagesAnswer:
         self._finish, self._called = choice.finish, bool(choice.tool_calls)
         message = self._message(list(map(_block_of, choice.parts)))
         message.stop_reason, message.stop_sequence = self._stop()
+        message.kv_transfer_params = kv_transfer.told(self._context, self._state)
         return message
 
     def _message(self, content: list[AnswerBlock]) -> MessagesAnswerBody:

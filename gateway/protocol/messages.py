@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from gateway.protocol.common import ConversationFields
+from gateway.protocol.common import ConversationFields, KvTransferParams
 
 
 class MessagesTool(msgspec.Struct, kw_only=True):
@@ -135,6 +136,7 @@ class MessagesAnswerBody(msgspec.Struct, tag="message"):
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     role: str = "assistant"
+    kv_transfer_params: KvTransferParams | UnsetType | None = UNSET
 
 
 class MessageStart(msgspec.Struct, tag="message_start"):
@@ -179,6 +181,7 @@ class StopDelta(msgspec.Struct):
 class MessageDelta(msgspec.Struct, tag="message_delta"):
     delta: StopDelta
     usage: MessagesUsage
+    kv_transfer_params: KvTransferParams | UnsetType | None = UNSET
 
 
 class MessageStop(msgspec.Struct, tag="message_stop"):

@@ -10,7 +10,7 @@ from gateway.protocol.constraints import JsonSchemaFormat, ResponseFormat
 from gateway.protocol.messages import CountTokensRequest, MessagesRequest, MessagesTool
 from gateway.protocol.tokens import TokenizeRequest
 from gateway.requests.anthropic_blocks import conversation
-from gateway.requests.shared_fields import NO_PLACE, check_shared, shared_fields
+from gateway.requests.shared_fields import check_shared, shared_fields
 from gateway.requests.template_variables import thinking_switched
 from quire.compatibility.refused_fields import Refused
 from quire.errors import InvalidRequest
@@ -37,7 +37,6 @@ _REFUSED = {
     "truncate_prompt_tokens": Refused("conversations are not truncated"),
     "truncation_side": Refused("conversations are not truncated"),
     "documents": Refused("blocks of type document replace it"),
-    "kv_transfer_params": Refused(NO_PLACE),
 }
 
 

@@ -14,7 +14,7 @@ from gateway.requests.refused import check_refused
 from quire.compatibility.refused_fields import Refused
 
 _ONE_ANSWER = "an answer of this API is one message"
-NO_PLACE = "answers of this API have no place for it; /v1/chat/completions has"
+_NO_PLACE = "answers of this API have no place for it; /v1/chat/completions has"
 # Refused in both of the other APIs. What a chat refuses is refused where the converted request is checked.
 _ONLY_IN_CHATS: Mapping[str, Refused] = MappingProxyType(
     {
@@ -22,10 +22,10 @@ _ONLY_IN_CHATS: Mapping[str, Refused] = MappingProxyType(
         "best_of": Refused(_ONE_ANSWER, (1,)),
         "use_beam_search": Refused(_ONE_ANSWER, (False,)),
         "echo": Refused(_ONE_ANSWER, (False,)),
-        "prompt_logprobs": Refused(NO_PLACE),
-        "routed_experts_prompt_start": Refused(NO_PLACE, (0,)),
-        "return_token_ids": Refused(NO_PLACE, (False,)),
-        "return_prompt_text": Refused(NO_PLACE, (False,)),
+        "prompt_logprobs": Refused(_NO_PLACE),
+        "routed_experts_prompt_start": Refused(_NO_PLACE, (0,)),
+        "return_token_ids": Refused(_NO_PLACE, (False,)),
+        "return_prompt_text": Refused(_NO_PLACE, (False,)),
         "stream_interval": Refused("events of this API are not combined; --stream-interval is for chats", (1,)),
     }
 )

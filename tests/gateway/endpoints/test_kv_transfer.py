@@ -27,12 +27,13 @@ PREFILL = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
     "remote_host": None, "remote_port": None,
 }  # fmt: skip
-GENERATE = "/inference/v1/generate"
+GENERATE, MESSAGES, RESPONSES = "/inference/v1/generate", "/v1/messages", "/v1/responses"
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [65], "max_tokens": 3},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "A"}], "max_tokens": 3},
-    "/v1/responses": {"input": "A", "max_output_tokens": 3},
+    RESPONSES: {"input": "A", "max_output_tokens": 3},
     GENERATE: {"token_ids": [65], "sampling_params": {"max_tokens": 3}},
+    MESSAGES: {"messages": [{"role": "user", "content": "A"}], "max_tokens": 3},
 }
 
 
@@ -77,21 +78,20 @@ async def test_the_other_server_is_told_where_the_blocks_are(server: GatewayStac
     assert server.engine.record.started[-1].remote_decode
     decoding = BODIES[path] | {"kv_transfer_params": params | {"tp_size": 1, "remote_request_id": "r"}}
     plain, answer = [(await server.post(path, body)).json() for body in (BODIES[path], decoding)]
-    for key in ("choices", "output"):
+    for key in ("choices", "output", "content"):
         assert _without_ids(answer.get(key)) == _without_ids(plain.get(key))
     assert "kv_transfer_params" not in answer
     _, told = server.engine.record.started[-2:]
     assert (told.kv_source, told.remote_decode) == (address, False)
-    if path != "/v1/responses":
-        assert (await server.events(path, decoding))[-1] == "[DONE]"
-        assert server.engine.record.started[-1].kv_source == address
+    assert (await server.post(path, decoding | {"stream": True})).status_code == 200
+    assert server.engine.record.started[-1].kv_source == address
 
 
 def _without_ids(found: Any) -> Any:
     return [{key: value for key, value in each.items() if key != "id"} for each in found or ()]
 
 
-@pytest.mark.parametrize("path", [path for path in BODIES if path != "/v1/responses"])
+@pytest.mark.parametrize("path", [path for path in BODIES if path not in (MESSAGES, RESPONSES)])
 @pytest.mark.parametrize("usage", [False, True])
 async def test_streams_end_with_it(server: GatewayStack, path: str, usage: bool) -> None:
     options = {"stream_options": {"include_usage": True}} if usage else {}
@@ -103,11 +103,12 @@ async def test_streams_end_with_it(server: GatewayStack, path: str, usage: bool)
     assert not any("kv_transfer_params" in each for each in others)
 
 
-async def test_streamed_responses_end_with_it(server: GatewayStack) -> None:
-    body = BODIES["/v1/responses"] | {"kv_transfer_params": PREFILL, "stream": True}
-    text = (await server.post("/v1/responses", body)).text
-    assert text.count("kv_transfer_params") == 1
-    assert "kv_transfer_params" in text.split("\n\n")[-2]
+@pytest.mark.parametrize(("path", "last"), [(MESSAGES, "message_delta"), (RESPONSES, "response.incomplete")])
+async def test_streams_with_named_events_end_with_it(server: GatewayStack, path: str, last: str) -> None:
+    text = (await server.post(path, BODIES[path] | {"kv_transfer_params": PREFILL, "stream": True})).text
+    (found,) = [part for part in text.split("\n\n") if "kv_transfer_params" in part]
+    assert found.startswith(f"event: {last}\n")
+    assert server.engine.address in found
 
 
 async def test_it_may_be_among_the_arguments_of_sampling(server: GatewayStack) -> None:

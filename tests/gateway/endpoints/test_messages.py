@@ -253,7 +253,7 @@ async def test_thinking_is_a_block_of_its_own(start_replicas: StartReplicas) -> 
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"temperature": 3}, "temperature"),
         ({"metadata": {"user_id": "u" * 513}}, "metadata.user_id has 513 characters"),
-        ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params is refused"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params is refused"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"tool_choice": {"type": "tool", "name": "h"}, "tools": TOOLS}, "'h'"),
         ({"tool_choice": {"type": "tool", "name": "h"}}, "'h'"),
