@@ -72,6 +72,8 @@ def _check_target(config: SpeculativeConfig, target: LoadedModel) -> None:
             "runs with the Transformers library's code, which cannot share layers with a head. Choose draft_model, "
             "or a method that runs no model (ngram, suffix)"
         )
+    elif facts.stream_count > 1 and config.chosen_method == "eagle3":
+        reason = "passes several streams of hidden states from layer to layer, of which an eagle3 head reads one. Choose ngram or suffix"
     elif not facts.attention_windows:
         reason = "has no attention layers, whose KV blocks those of a draft share. Choose ngram or suffix"
     elif None not in facts.attention_windows.values():

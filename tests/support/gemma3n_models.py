@@ -47,7 +47,7 @@ def make_gemma3n(folder: Path, *, seed: int = 0) -> Path:
 
     Neither the end-of-sequence token nor those of media are ever the likeliest ones.
     """
-    tokenizer = _tokenizer()
+    tokenizer = save_gemma3n_processor(folder)
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in MARKS.items()}
     first = ids["eoi_token"]  # of ids that the text model has no embeddings for
     text = GEMMA3N | {
@@ -72,6 +72,12 @@ def make_gemma3n(folder: Path, *, seed: int = 0) -> Path:
     with torch.no_grad():
         model.get_output_embeddings().weight[[tokenizer.eos_token_id, *range(first, first + 2 * _OTHERS)]] = 0.0
     model.save_pretrained(folder)
+    return folder
+
+
+def save_gemma3n_processor(folder: Path) -> transformers.PreTrainedTokenizerFast:
+    """Saves a tokenizer, which is returned, a chat template and an audio processor."""
+    tokenizer = _tokenizer()
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(_TEMPLATE)
     transformers.Gemma3nAudioFeatureExtractor(feature_size=16).save_pretrained(folder)
@@ -80,7 +86,7 @@ def make_gemma3n(folder: Path, *, seed: int = 0) -> Path:
     processor = {"processor_class": "Gemma3nProcessor", "audio_seq_length": AUDIO_TOKENS}
     (folder / "preprocessor_config.json").write_text(json.dumps(hearing | seeing | processor))
     (folder / "processor_config.json").write_text(json.dumps(processor))
-    return folder
+    return tokenizer
 
 
 def reference_generate(

@@ -236,6 +236,13 @@ def test_heads_of_other_models_are_refused(field: str, tmp_path: Path, model_fol
     assert str(caught.value).startswith(f"--speculative-config: the draft {tmp_path}: ")
 
 
+def test_a_head_of_layers_that_pass_on_streams_is_refused(tmp_path: Path, model_folder: ModelFolder) -> None:
+    made = eagle3(tmp_path, model_folder("llama", tie_word_embeddings=False, num_hidden_layers=7))
+    options = engine_options(dtype="float32", use_tqdm_on_load=False, speculative_config=made.config)
+    with pytest.raises(StartupError, match="passes several streams of hidden states from layer to layer"):
+        Runner(ModelOptions(model=str(model_folder("gemma3n"))), options, ParallelGroups(), torch.device("cpu"))
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
