@@ -73,7 +73,10 @@ def _check_target(config: SpeculativeConfig, target: LoadedModel) -> None:
             "or a method that runs no model (ngram, suffix)"
         )
     elif facts.stream_count > 1 and config.chosen_method == "eagle3":
-        reason = "passes several streams of hidden states from layer to layer, of which an eagle3 head reads one. Choose ngram or suffix"
+        reason = (
+            "passes several streams of hidden states from layer to layer, of which an eagle3 head reads one. Choose "
+            "ngram or suffix"
+        )
     elif not facts.attention_windows:
         reason = "has no attention layers, whose KV blocks those of a draft share. Choose ngram or suffix"
     elif None not in facts.attention_windows.values():

@@ -41,7 +41,7 @@ def test_all_native_ones_are_compared_with_transformers() -> None:
         "BaichuanForCausalLM", "BailingMoeV3ForCausalLM", "ChatGLMForConditionalGeneration", "DeciLMForCausalLM",
         "DeepseekV4ForCausalLM", "InternLM3ForCausalLM", "MPTForCausalLM", "MiMoForCausalLM", "MiniMaxM1ForCausalLM",
         "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM", "RWForCausalLM", "SolarForCausalLM", "Step3p5ForCausalLM",
-        "WhisperForConditionalGeneration",
+        "VoxtralRealtimeForConditionalGeneration", "WhisperForConditionalGeneration",
     }  # fmt: skip
     compared |= {family.architecture for family in REMOTE.values()}
     assert set(ARCHITECTURES) - others <= compared
