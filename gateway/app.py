@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Lifespan
 
 from gateway.admin.registry import admin_routes
@@ -34,6 +34,7 @@ from gateway.endpoints import (
     messages,
     operations,
     page,
+    realtime,
     render,
     responses,
     scoring,
@@ -84,6 +85,7 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
         Route("/v1/audio/transcriptions", audio.transcriptions, methods=["POST"]),
         Route("/v1/audio/translations", audio.translations, methods=["POST"]),
+        Route("/v1/realtime", realtime.upgrade_needed),
         Route("/v1/embeddings", embeddings.embeddings, methods=["POST"]),
         Route("/v2/embed", cohere.embed, methods=["POST"]),
         Route("/pooling", embeddings.pooling, methods=["POST"]),
@@ -124,6 +126,11 @@ def routes(options: GatewayOptions) -> list[Route]:
         found += [Route("/openapi.json", openapi_json), Route("/docs", docs), Route("/redoc", docs)]
         found.append(Route("/docs/{asset}", docs))
     return found
+
+
+def websocket_routes() -> list[WebSocketRoute]:
+    """Returns the WebSockets of the main port."""
+    return [WebSocketRoute("/v1/realtime", realtime.realtime)]
 
 
 def refused_routes() -> list[Route]:
@@ -190,7 +197,7 @@ def create_app(context: GatewayContext) -> Starlette:
     """Creates the ASGI application of the main port."""
     registry, shared = make_registry(context)
     app = _application(
-        context, [*routes(context.options), *refused_routes()],
+        context, [*routes(context.options), *websocket_routes(), *refused_routes()],
         middleware(context),
         partial(_lifespan, [] if shared is None else [shared.run]),
     )  # fmt: skip
@@ -208,7 +215,7 @@ def create_admin_app(context: GatewayContext) -> Starlette:
 
 def _application(
     context: GatewayContext,
-    routes: Sequence[Route],
+    routes: Sequence[BaseRoute],
     middleware: Sequence[Middleware],
     lifespan: Lifespan[Starlette] | None = None,
 ) -> Starlette:
@@ -240,6 +247,7 @@ def make_registry(context: GatewayContext) -> tuple[CollectorRegistry, SharedFig
         context.http_statistics,
         context.api_keys,
         context.memory,
+        context.realtime,
     )
     if not (folder := context.options.shared_port_folder):
         registry = new_registry()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from gateway.answers.parser import AnswerParser
 from gateway.api_keys import ApiKeys
@@ -16,6 +16,7 @@ from gateway.pipeline import Pipeline
 from gateway.protocol.unknown import LeftOutTools, UnknownFields
 from gateway.requests.choice_room import ChoiceRoom
 from gateway.requests.kv_transfer import KvTransferKey
+from gateway.requests.realtime_sessions import RealtimeSessions
 from gateway.requests.statistics import RequestStatistics
 from gateway.requests.token_ids_only import needs_text
 from gateway.response_store.records import Responses
@@ -50,6 +51,7 @@ class GatewayContext:
     api_keys: ApiKeys
     responses: Responses = field(default_factory=lambda: Responses(None))  # stored responses
     http_statistics: HttpStatistics = field(default_factory=HttpStatistics)
+    realtime: RealtimeSessions = field(default_factory=RealtimeSessions)
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     left_out_tools: LeftOutTools = field(default_factory=LeftOutTools)
     # Separates reasoning from content in chats; None for models without reasoning.
@@ -104,7 +106,7 @@ class GatewayContext:
         return not self.missing
 
 
-def context_of(request: Request) -> GatewayContext:
+def context_of(request: HTTPConnection) -> GatewayContext:
     """Returns the context of the application that received the request."""
     context: GatewayContext = request.app.state.context
     return context

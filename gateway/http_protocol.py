@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import math
 import sys
 import termios
 from functools import partial
@@ -25,6 +26,7 @@ from quire.options.gateway import GatewayOptions
 logger = logging.getLogger(__name__)
 
 _LIVENESS = b"/livez"
+_WEBSOCKET = b"/v1/realtime"
 # Time for a client to read why its request is refused, while it may still be sending.
 _LAST_WORDS_SECONDS = 5.0
 # A client that takes longer than this to read this many bytes, or the remainder, counts as stalled.
@@ -114,6 +116,19 @@ class LimitedProtocol(HttpToolsProtocol):
             self._disarm()
             self._in_headers, self._header_bytes = True, 0
             super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        return super()._should_upgrade() and self.url.partition(b"?")[0].endswith(_WEBSOCKET)
+
+    def handle_websocket_upgrade(self) -> None:
+        self._disarm()
+        self._trust_reader()
+        if self._answering:
+            self._refuse(400, "A connection cannot become a WebSocket before earlier requests are answered.")
+        elif len(self.connections) >= (self.limit_concurrency or math.inf):
+            self._refuse(503, "The server has reached its connection limit (--max-connections); try again in a moment.")
+        else:
+            super().handle_websocket_upgrade()
 
     def on_response_complete(self) -> None:
         if not self.flow.write_paused:
@@ -255,7 +270,9 @@ async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> N
 
 
 def _response(status: int, message: str) -> bytes:
-    phrase = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}[status]
+    phrase = {
+        400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable",
+    }[status]  # fmt: skip
     body = f'{{"error":{{"message":"{message}","type":"{phrase}","param":null,"code":{status}}}}}'
     return (
         f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"

@@ -58,6 +58,7 @@ from quire.work_pool import WorkPool
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+_MAX_WEBSOCKET_MESSAGE = 2**20  # bytes: 24 s of audio in base64
 # Longer than clients and proxies keep an idle connection (httpx 5 s, aiohttp 15 s, most proxies 60 s). A server that
 # closes it first may do so just as the client sends its next request, and that request is lost.
 _KEEP_ALIVE_SECONDS = 75
@@ -175,7 +176,8 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: 
 def make_server(context: GatewayContext) -> uvicorn.Server:
     """Creates the HTTP server, which is not listening yet."""
     options = context.options
-    return _Server(_config(options, create_app(context), options.host, options.port, lifespan="on"))
+    app = create_app(context)
+    return _Server(_config(options, app, options.host, options.port, lifespan="on", ws="websockets-sansio"))
 
 
 def make_admin_server(context: GatewayContext) -> uvicorn.Server:
@@ -231,9 +233,14 @@ async def _serve_until_stopped(
         task.cancel()
     context.draining = True
     is_hurried = await _wait(serving, signals, context.options.drain_settle_seconds)
+    deadline = time.monotonic() + context.options.drain_timeout_seconds
+    if not is_hurried:  # uvicorn would close WebSockets at once
+        ending = asyncio.create_task(context.realtime.end())
+        is_hurried = await _wait(ending, signals, context.options.drain_timeout_seconds)
+        ending.cancel()
     server.should_exit = True
     if not is_hurried:
-        await _wait(serving, signals, context.options.drain_timeout_seconds)
+        await _wait(serving, signals, max(0.0, deadline - time.monotonic()))
     context.responses.cut(stopping())
     await _cut(serving, server)
     await serving
@@ -247,10 +254,10 @@ async def _keep_certificates(server: uvicorn.Server, options: GatewayOptions) ->
         await Certificates(server.config.ssl, options).files.watch()
 
 
-async def _wait(serving: asyncio.Task[None], signals: asyncio.Queue[int], seconds: float | None) -> bool:
-    """Waits until the server ends, a signal arrives, or the timeout passes; returns whether it was a signal."""
+async def _wait(work: asyncio.Task[None], signals: asyncio.Queue[int], seconds: float | None) -> bool:
+    """Waits until the work ends, a signal arrives, or the timeout passes; returns whether it was a signal."""
     told = asyncio.create_task(signals.get())
-    await asyncio.wait([serving, told], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([work, told], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     is_told = told.done()
     told.cancel()
     return is_told
@@ -283,7 +290,12 @@ async def _report_readiness(context: GatewayContext) -> None:
 
 
 def _config(
-    options: GatewayOptions, app: Starlette, host: str, port: int, lifespan: Literal["on", "off"]
+    options: GatewayOptions,
+    app: Starlette,
+    host: str,
+    port: int,
+    lifespan: Literal["on", "off"],
+    ws: Literal["none", "websockets-sansio"] = "none",
 ) -> uvicorn.Config:
     return uvicorn.Config(
         app,
@@ -291,7 +303,9 @@ def _config(
         port=port,
         loop="none",
         http=limited_protocol(options),
-        ws="none",
+        ws=ws,
+        ws_max_size=_MAX_WEBSOCKET_MESSAGE,
+        ws_per_message_deflate=False,
         lifespan=lifespan,
         log_config=None,
         access_log=not options.disable_uvicorn_access_log,

@@ -260,6 +260,10 @@ _OPERATIONS = (
         "post", "/v1/completions/derender", "Converts token ids to a completion, or to a chunk of one.",
         (DerenderCompletionRequest,), (Completion, DerenderCompletionStreamResponse), failures=_SCALE_OUT,
     ),
+    _Operation(
+        "get", "/v1/realtime", "A WebSocket on which audio is sent, and its transcript received (docs/media.md).",
+        failures=(426, 503),
+    ),
     _Operation("get", "/v1/models", "Lists the served models.", answers=(ModelList,)),
     _Operation("get", "/v1/models/{model}", "Returns one of the served models.", answers=(ModelCard,), failures=(404,)),
     _Operation(
@@ -291,6 +295,7 @@ _FAILURES = {
     404: "There is no such model, or no such response.",
     413: "The body is larger than --max-body-bytes, or the file of a form larger than 25 MiB.",
     415: "The body is compressed.",
+    426: "The request asks for no WebSocket.",
     429: "A limit of the API key is reached (--api-key-file): try again after Retry-After.",
     500: "An internal error; the log has the details.",
     503: "The server is not ready, too busy, or stopping: try again later.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tokenizer_svc.audio_cuts import Pcm
+from quire.pcm import Pcm
 from tokenizer_svc.av_container import broken, check_codec, opened
 from tokenizer_svc.media_rejection import MediaRejection
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import transformers
 
 from quire.media import filled_up
-from tokenizer_svc.audio_cuts import Pcm, piece_ends
+from quire.pcm import Pcm, piece_ends
 from tokenizer_svc.audio_decoder import FILLING_SECONDS, Samples, decode_audio, decode_long_audio
 from tokenizer_svc.audio_settings import AudioSettings, read_audio_settings
 from tokenizer_svc.log_mel import Floats, LogMel

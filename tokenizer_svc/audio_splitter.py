@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import itertools
-import wave
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from quire.errors import InvalidRequest, Overloaded
+from quire.pcm import SAMPLE_BYTES, wav_file
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
 
@@ -19,7 +18,6 @@ FILE_PARAMETER = "file"
 _TIMEOUT_SECONDS = 60.0
 _AT_ONCE = 2  # whose samples are in memory, up to 230 MB each; one is cut while another is sent
 _MAX_WAITING = 64
-_SAMPLE_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -96,16 +94,5 @@ def _pieces(answer: Message) -> Iterator[AudioPiece]:
     """The pieces in a process's answer, each made once it is wanted."""
     rate, samples = answer.fields["rate"], memoryview(answer.payload)
     for start, end in itertools.pairwise([0, *answer.fields["ends"]]):
-        own = samples[start * _SAMPLE_BYTES : end * _SAMPLE_BYTES]
-        yield AudioPiece(start / rate, (end - start) / rate, _wav(own, rate) if own else b"")
-
-
-def _wav(samples: memoryview, rate: int) -> bytes:
-    """A WAV file of one channel."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as output:
-        output.setnchannels(1)
-        output.setsampwidth(_SAMPLE_BYTES)
-        output.setframerate(rate)
-        output.writeframes(samples)
-    return file.getvalue()
+        own = samples[start * SAMPLE_BYTES : end * SAMPLE_BYTES]
+        yield AudioPiece(start / rate, (end - start) / rate, wav_file(own, rate) if own else b"")

@@ -17,6 +17,8 @@ from gateway.metrics.api_keys import api_key_metrics
 from gateway.metrics.fleet import fleet_metrics
 from gateway.metrics.http import HttpStatistics
 from gateway.metrics.prometheus import ENGINE_LABELS, histogram_family, labels_of
+from gateway.metrics.realtime import realtime_metrics
+from gateway.requests.realtime_sessions import RealtimeSessions
 from gateway.requests.statistics import HISTOGRAMS, RequestStatistics
 from gateway.services.fleet import EngineKey, Fleet
 from gateway.services.router_streams import RouterStreams
@@ -60,6 +62,7 @@ class GatewayCollector(Collector):
         http: HttpStatistics,
         api_keys: ApiKeys,
         memory: MemoryGuard,
+        realtime: RealtimeSessions,
     ) -> None:
         self._fleet = fleet
         self._router_streams = router_streams
@@ -67,6 +70,7 @@ class GatewayCollector(Collector):
         self._http = http
         self._api_keys = api_keys
         self._memory = memory
+        self._realtime = realtime
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client."""
@@ -74,6 +78,7 @@ class GatewayCollector(Collector):
             yield from fleet_metrics(prefix, self._fleet, self._router_streams.queued)
             yield from self._request_metrics(prefix)
         yield from self._http.collect()
+        yield from realtime_metrics(self._realtime)
         yield from ReloadCollector().collect()
         yield from api_key_metrics(self._api_keys, _OWN)
         yield CounterMetricFamily(

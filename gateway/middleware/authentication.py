@@ -48,7 +48,7 @@ class AuthenticationMiddleware:
         if scope["type"] == "lifespan" or path_below_root(scope) in self._public_paths:
             await self._app(scope, receive, send)
             return
-        key = _given_key(scope) if scope["type"] == "http" else b""
+        key = _given_key(scope)
         is_known, named_key = self._api_keys.find(hashlib.sha256(key).digest())
         if not key or not is_known:
             error = Unauthenticated(

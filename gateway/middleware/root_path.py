@@ -21,7 +21,7 @@ class RootPathMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, with the prefix in its paths."""
-        if self._root and scope["type"] == "http":
+        if self._root and scope["type"] != "lifespan":
             path, raw_path, root = scope["path"], scope["raw_path"], self._root.encode()
             if path == self._root:  # the page, without the slash that belongs to it
                 path, raw_path = path + "/", raw_path + b"/"

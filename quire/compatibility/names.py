@@ -49,7 +49,8 @@ POST /v1/decisions, POST /v1/systemone,
 GET /redoc, GET /v1/responses/{response_id}/input_items, DELETE /v1/responses/{response_id}, POST /reset_prefix_cache,
 POST /reset_mm_cache, POST /reset_encoder_cache, POST /start_profile, POST /stop_profile, POST /pause, POST /resume,
 GET /is_paused, POST /abort_requests, POST /sleep, POST /wake_up, GET /is_sleeping, POST /collective_rpc,
-POST /scale_elastic_ep, POST /is_scaling_elastic_ep, POST /v1/audio/transcriptions, POST /v1/audio/translations
+POST /scale_elastic_ep, POST /is_scaling_elastic_ep, POST /v1/audio/transcriptions, POST /v1/audio/translations,
+GET /v1/realtime
 """
 
 ROUTES = tuple(" ".join(_SERVED.split()).split(", "))  # method and path

@@ -12,10 +12,6 @@ _WEIGHTS = (
 )
 _REASONS = {
     "POST /v1/audio/speech": "Quire writes no audio.",
-    "GET /v1/realtime": (
-        "Streams of audio are not read, and no audio is written. Send recordings to /v1/audio/transcriptions, with "
-        "stream: true to get the text as it is written, or as parts of messages to /v1/chat/completions."
-    ),
     "POST /cohere/v2/chat, POST /cohere/v2/chat/render": (
         "Conversations use OpenAI's and Anthropic's APIs: send this request to /v1/chat/completions, /v1/messages or "
         "/v1/responses."

@@ -166,6 +166,13 @@ class GatewayOptions:
         None, "Maximum size of a request body. By default 8 MiB, or 72 MiB while a model is served that reads images, "
         "videos or audio.", minimum=1024,
     )  # fmt: skip
+    realtime_segment_seconds: float = option(
+        10.0, "Seconds of audio after which /v1/realtime transcribes what has arrived, at a quiet place, if the client "
+        "does not ask for it earlier (input_audio_buffer.commit).", minimum=1.0, maximum=30.0,
+    )  # fmt: skip
+    realtime_idle_seconds: float = option(
+        60.0, "Seconds without any event after which /v1/realtime closes a connection.", minimum=0.1
+    )
     max_choices_per_request: int = option(
         1024, "Maximum number of choices per request: its prompts times n.", minimum=1, maximum=16384,
         variables=("VLLM_MAX_N_SEQUENCES",),

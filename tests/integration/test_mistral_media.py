@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from msgspec.structs import replace
+from websockets.sync.client import connect
 
 from quire.media import MediaKind
+from quire.pcm import wav_file
 from quire.tokenizer.tekken import read_tekken
-from tests.support.audio_files import audio_file, sine
+from tests.support.audio_files import RATE, audio_file, sine
 from tests.support.mistral_media import as_mistrals, make_mistral_model, mistral_request, reference_answer
 from tests.support.run_engine import GREEDY
 from tests.support.tekken import IMAGES, write_tekken_with_settings
@@ -88,3 +91,22 @@ def test_audio(tmp_path: Path) -> None:
             )
             assert answer.text == words.strip()
         assert spoken[""] != spoken["de"]
+        samples = (sine(3.1) * 32767).astype("<i2").tobytes()
+        written = create(
+            file=("a.wav", wav_file(samples, RATE)), model="tiny", extra_body={"max_completion_tokens": str(ANSWER)}
+        ).text
+        assert live_transcript(client, samples).startswith(written)
+
+
+def live_transcript(client: openai.OpenAI, samples: bytes) -> str:
+    url = str(client.base_url).replace("http", "ws", 1) + "realtime?model=tiny"
+    with connect(url, proxy=None) as socket:
+        audio = base64.b64encode(samples).decode()
+        socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+        socket.send(json.dumps({"type": "input_audio_buffer.commit", "final": True}))
+        events = [json.loads(socket.recv())]
+        while events[-1]["type"] in ("session.created", "transcription.delta"):
+            events.append(json.loads(socket.recv()))
+    assert events[-1]["type"] == "transcription.done"
+    assert events[-1]["text"] == "".join(event.get("delta", "") for event in events)
+    return str(events[-1]["text"])

@@ -16,11 +16,11 @@ import pytest
 import transformers
 
 from gateway.requests.languages import language_name
+from quire.pcm import piece_ends
 from tests.support.audio_files import RATE, Samples, audio_file, sine
 from tests.support.audio_processors import CHUNK_SECONDS, NUM_MELS
 from tests.support.stack import Stack, start_stack, stop_stack
 from tests.support.whisper_models import likeliest_of, make_whisper_model, whisper_reference
-from tokenizer_svc.audio_cuts import piece_ends
 
 pytestmark = pytest.mark.slow
 

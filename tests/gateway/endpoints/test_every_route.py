@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 import pytest_asyncio
-from starlette.routing import Match, Route
+from starlette.routing import Match, Route, WebSocketRoute
 
 from gateway.admin.registry import admin_routes
 from gateway.app import create_admin_app, create_app, routes
@@ -30,7 +30,7 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 ASSETS = {"/page/{asset}": next(iter(PAGE_ASSETS)), "/docs/{asset}": "docs.js"}
 PARAMETERS = {"{response_id}": "resp_x", "{model:path}": "fake"}
 # Statuses that an acceptable request without a body may get.
-ANSWERS = (200, 400, 403, 404, 501, 503)
+ANSWERS = (200, 400, 403, 404, 426, 501, 503)
 
 
 def all_switches() -> dict[str, bool]:
@@ -109,7 +109,8 @@ async def served(request: pytest.FixtureRequest, stack: GatewayStack, admin_port
     is_admin = request.param == "admin"
     app = (create_admin_app if is_admin else create_app)(stack.context)
     table = [route for route in app.routes if isinstance(route, Route)]
-    assert len(table) == len(app.routes)  # a route of another type would need a test of its own
+    # A route of another type would need a test of its own, as WebSockets have in test_realtime.py.
+    assert all(isinstance(route, Route | WebSocketRoute) for route in app.routes)
     reader, writer = await asyncio.open_connection("127.0.0.1", admin_port if is_admin else stack.port)
     yield Served(Connection(reader, writer), table, frozenset() if is_admin else PUBLIC_PATHS)
     writer.close()

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from quire.pcm import Pcm, piece_ends
 from tests.support.audio_files import RATE
-from tokenizer_svc.audio_cuts import Pcm, piece_ends
 
 WINDOW = RATE // 10
 

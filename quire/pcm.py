@@ -1,13 +1,17 @@
-"""Where long recordings are cut: in quiet places, so that no word is."""
+"""Recordings as samples of 16 bits: as WAV files, and where long ones are cut: in quiet places, so that no word is."""
 
 from __future__ import annotations
+
+import io
+import wave
 
 import numpy as np
 import numpy.typing as npt
 
 Pcm = npt.NDArray[np.int16]
+SAMPLE_BYTES = 2
 
-_WINDOW_SECONDS = 0.1  # whose loudness counts
+WINDOW_SECONDS = 0.1  # whose loudness counts
 _LAST_SECONDS, _LAST_SHARE = 1.0, 0.25  # of a piece that may be cut off: the shorter of both
 
 
@@ -21,7 +25,7 @@ def piece_ends(samples: Pcm, rate: int, most_seconds: float) -> list[int]:
 
     Returns: where each piece ends; the last one at the recording's end.
     """
-    most, window = int(most_seconds * rate), int(_WINDOW_SECONDS * rate)
+    most, window = int(most_seconds * rate), int(WINDOW_SECONDS * rate)
     last = int(min(_LAST_SECONDS, _LAST_SHARE * most_seconds) * rate)
     ends, start = [], 0
     while len(samples) - start > most:
@@ -30,6 +34,22 @@ def piece_ends(samples: Pcm, rate: int, most_seconds: float) -> list[int]:
         start = latest - last + _quietest(samples[latest - last : latest], window)
         ends.append(start)
     return [*ends, len(samples)]
+
+
+def wav_file(samples: bytes | memoryview, rate: int) -> bytes:
+    """A WAV file of one channel.
+
+    Args:
+        samples: little-endian.
+        rate: samples a second.
+    """
+    file = io.BytesIO()
+    with wave.open(file, "wb") as output:
+        output.setnchannels(1)
+        output.setsampwidth(SAMPLE_BYTES)
+        output.setframerate(rate)
+        output.writeframes(samples)
+    return file.getvalue()
 
 
 def _quietest(samples: Pcm, window: int) -> int:

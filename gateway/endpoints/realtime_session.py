@@ -1,0 +1,315 @@
+"""One connection of `/v1/realtime`: reads its events, and transcribes one segment of its audio after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Message
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gateway.answers.collecting import updates
+from gateway.answers.deltas import content_of
+from gateway.answers.seams import JoinedTexts
+from gateway.context import context_of
+from gateway.endpoints.transcriber import Transcriber
+from gateway.protocol.common import Usage
+from gateway.protocol.realtime import (
+    AudioAppend,
+    ClientEvent,
+    RealtimeError,
+    ServerEvent,
+    SessionCreated,
+    SessionUpdate,
+    TranscriptionDelta,
+    TranscriptionDone,
+)
+from gateway.protocol.transcription import TranscriptionRequest
+from gateway.requests.caller import tenant_of
+from gateway.requests.live_audio import RATE, LiveAudio
+from gateway.requests.named_key import NamedKey
+from gateway.requests.transcription import Transcribing, check_reads_audio, transcribing
+from gateway.requests.wrong_field import wrong_field
+from quire.error_tables import mapping_of
+from quire.errors import Cancelled, Internal, InvalidRequest, QuireError, Unavailable
+from quire.pcm import SAMPLE_BYTES, wav_file
+from quire.rpc.context import current_trace, enter_request
+from quire.runners import GENERATE
+
+logger = logging.getLogger(__name__)
+
+_MOST_WAITING = 8  # segments; while there are so many, nothing is read from the connection
+_EVENTS = (
+    "Events are session.update (model, language, prompt), input_audio_buffer.append (audio) and "
+    "input_audio_buffer.commit (final)."
+)
+_IDLE, _FAILED, _RESTARTING = 1001, 1011, 1012  # codes with which connections are closed
+
+
+@dataclass(frozen=True)
+class _Segment:
+    samples: bytes
+    is_final: bool = False  # whether the transcript ends with it
+
+
+class _Transcript:
+    """What has been said since the last final commit."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = self.completion_tokens = 0
+        self.num_pieces = 0  # whose texts are joined
+        self._texts, self._told = JoinedTexts(), ""
+
+    def add(self, piece: int, text: str) -> str:
+        """Returns what a text of a piece adds to the transcript."""
+        added = self._texts.add(piece, text)
+        self._told += added
+        return added
+
+    @property
+    def done(self) -> TranscriptionDone:
+        """The event of its end."""
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        return TranscriptionDone(self._told, Usage(prompt, prompt + completion, completion))
+
+
+class RealtimeSession:
+    """One connection, which has been accepted."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket, self._context = socket, context_of(socket)
+        self._id = f"sess-{uuid.uuid4().hex}"
+        self._options = self._context.options
+        self._audio = LiveAudio(self._options.realtime_segment_seconds)
+        self._segments: asyncio.Queue[_Segment] = asyncio.Queue(_MOST_WAITING)
+        self._asked: Transcribing | None = None
+        self._transcript = _Transcript()
+        self._num_waiting = 0  # segments that are not transcribed
+        self._num_segments = 0
+        self._is_stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Has the session transcribe what it has, and end."""
+        self._is_stopped.set()
+
+    async def run(self) -> None:
+        """Serves the connection to its end."""
+        with contextlib.suppress(WebSocketDisconnect):
+            await self._send(SessionCreated(self._id, int(time.time())))
+            if model := self._socket.query_params.get("model"):
+                await self._try(SessionUpdate(model))
+            await self._serve()
+
+    async def _serve(self) -> None:
+        """Reads and writes until the client leaves, is silent for too long, or the server stops.
+
+        Raises:
+            WebSocketDisconnect: the client has left while something was sent.
+        """
+        reading, writing = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        stopped = asyncio.create_task(self._is_stopped.wait())
+        jobs: tuple[asyncio.Task[Any], ...] = (reading, writing, stopped)
+        try:
+            await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            if not (reading.done() or writing.done()):
+                reading.cancel()
+                await self._finish(writing)
+            for job in (reading, writing):
+                if job.done() and not job.cancelled():
+                    job.result()
+        except WebSocketDisconnect:
+            raise
+        except Exception:
+            logger.exception("a realtime session failed")
+            await self._close(Internal("An internal error occurred; the gateway's log has the details."), _FAILED)
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _finish(self, writing: asyncio.Task[None]) -> None:
+        """Writes what is left of the transcript, and closes the connection: the server stops."""
+        ending = asyncio.create_task(self._end_transcript())
+        await asyncio.wait((ending, writing), return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        await self._close(Unavailable("The server is stopping: the connection is closed. Connect again."), _RESTARTING)
+
+    async def _end_transcript(self) -> None:
+        if self._asked is not None:
+            await self._put(is_final=True)
+        await self._segments.join()
+
+    # Reading.
+
+    async def _read(self) -> None:
+        """Reads events until the client leaves, or is silent for too long."""
+        while (message := await self._received()) is not None:
+            if message["type"] == "websocket.disconnect":
+                return
+            try:
+                event = _event_in(message)
+            except InvalidRequest as error:
+                await self._tell(error)
+            else:
+                await self._try(event)
+        seconds = self._options.realtime_idle_seconds
+        idle = f"No event has arrived for {seconds:g} s (--realtime-idle-seconds); the connection is closed."
+        await self._send(RealtimeError(idle, "idle_timeout", None))
+        await self._socket.close(_IDLE)
+
+    async def _received(self) -> Message | None:
+        """Returns the next message; None if there is none for too long while nothing is transcribed."""
+        while True:
+            try:
+                async with asyncio.timeout(self._options.realtime_idle_seconds):
+                    return await self._socket.receive()
+            except TimeoutError:
+                if not self._num_waiting:
+                    return None
+
+    async def _try(self, event: ClientEvent) -> None:
+        """Handles an event, and tells the client if it is wrong."""
+        try:
+            await self._handle(event)
+        except QuireError as error:
+            await self._tell(error)
+
+    async def _handle(self, event: ClientEvent) -> None:
+        """
+        Raises:
+            QuireError: the event is wrong.
+        """
+        if isinstance(event, SessionUpdate):
+            self._asked = await self._asked_by(event)
+        elif self._asked is None:
+            raise InvalidRequest(
+                'No model has been named. Send {"type": "session.update", "model": "..."} first.', parameter="model"
+            )
+        elif isinstance(event, AudioAppend):
+            for samples in self._audio.append(event.audio):
+                await self._enqueue(_Segment(samples))
+        else:
+            await self._put(is_final=event.final)
+
+    async def _put(self, *, is_final: bool) -> None:
+        """Makes a segment of what is left."""
+        samples = self._audio.take()
+        if samples or is_final:
+            await self._enqueue(_Segment(samples, is_final))
+
+    async def _enqueue(self, segment: _Segment) -> None:
+        self._num_waiting += 1
+        await self._segments.put(segment)
+
+    async def _asked_by(self, event: SessionUpdate) -> Transcribing:
+        body = TranscriptionRequest(model=event.model, language=event.language, prompt=event.prompt)
+        self._context.require_tokenizer("A transcription", "model")
+        model = self._context.fleet.model(body.model, GENERATE)
+        check_reads_audio(model)
+        return transcribing(body, await self._context.speech.of(model))
+
+    # Writing.
+
+    async def _write(self) -> None:
+        """Transcribes the segments in their order, until cancelled."""
+        while True:
+            segment = await self._segments.get()
+            try:
+                if segment.samples:
+                    await self._transcribe(segment.samples)
+            except QuireError as error:
+                await self._tell(error)
+            if segment.is_final:
+                done, self._transcript = self._transcript.done, _Transcript()
+                await self._send(done)
+            self._num_waiting -= 1
+            self._segments.task_done()
+
+    async def _transcribe(self, samples: bytes) -> None:
+        """
+        Raises:
+            QuireError: the segment cannot be transcribed.
+        """
+        assert self._asked is not None
+        self._num_segments += 1
+        enter_request(f"{self._id}-{self._num_segments}", current_trace())
+        self._context.realtime.audio_seconds += len(samples) / (SAMPLE_BYTES * RATE)
+        transcript, first = self._transcript, self._transcript.num_pieces
+        with self._admitted() as request:
+            transcriber, file = Transcriber(request, self._asked), wav_file(samples, RATE)
+            with contextlib.ExitStack() as held:
+                held.enter_context(self._context.uploads.held(tenant_of(request), len(file)))
+                chain = await transcriber.begin(file, held)
+            async with chain.read_by(request.receive):
+                async for update in updates(chain):
+                    transcript.completion_tokens += len(update.token_ids)
+                    if text := transcript.add(first + update.index, content_of(update.deltas)):
+                        await self._send(TranscriptionDelta(text))
+            transcript.prompt_tokens += chain.prompt_tokens
+            transcript.num_pieces += len(transcriber.pieces)
+            if chain.error:
+                raise chain.error
+            if not chain.has_ended:
+                raise Cancelled("The segment was aborted.")
+
+    @contextlib.contextmanager
+    def _admitted(self) -> Iterator[Request]:
+        """A segment counts as a request of its own, whatever limits the caller has.
+
+        Raises:
+            QuireError: it is not admitted.
+        """
+        if self._context.memory.is_short:
+            self._context.memory.admit()
+        scope = self._socket.scope
+        key: NamedKey | None = scope["state"].get("named_key")
+        admission = None if key is None else key.admit()
+        state = scope["state"] if admission is None else {**scope["state"], "admission": admission}
+        try:
+            yield Request({**scope, "type": "http", "method": "POST", "state": state}, _nothing_more)
+        finally:
+            if admission is not None:
+                admission.end()
+
+    async def _tell(self, error: QuireError) -> None:
+        await self._send(RealtimeError(error.message, mapping_of(error).http_type, error.parameter or None))
+
+    async def _close(self, error: QuireError, code: int) -> None:
+        """Says why the session ends, and closes the connection."""
+        await self._tell(error)
+        await self._socket.close(code)
+
+    async def _send(self, event: ServerEvent) -> None:
+        await self._socket.send_text(msgspec.json.encode(event).decode())
+
+
+async def _nothing_more() -> Message:
+    """Receives for a segment's request, whose body has been read. The session itself notices that its client leaves."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def _event_in(message: Message) -> ClientEvent:
+    """
+    Raises:
+        InvalidRequest: the message is no event.
+    """
+    text = message.get("text")
+    if text is None:
+        raise InvalidRequest(f"A message is binary; expected JSON as text. {_EVENTS}")
+    try:
+        event: ClientEvent = msgspec.json.decode(text, type=ClientEvent)
+    except msgspec.ValidationError as error:
+        found = wrong_field(error)
+        raise InvalidRequest(f"{found.message}. {_EVENTS}", parameter=found.parameter) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"A message is no JSON ({error}). {_EVENTS}") from None
+    return event
