@@ -119,7 +119,7 @@ async def serve(
         for task in (serving, loading):
             task.cancel()
         await grpc_server.server.stop(grace=0.5)
-        await worker.loop.stop()
+        await worker.stop()
 
 
 def build_server(

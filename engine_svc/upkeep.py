@@ -9,10 +9,12 @@ import msgspec
 
 
 class ReleaseMemory(msgspec.Struct, frozen=True, tag=True):
-    """Release the KV cache with its contents, and the weights."""
+    """Release the KV cache with its contents, and the weights unless they are to be kept."""
 
     # Drop the weights and read them again later. Otherwise a GPU's are moved to host memory, and a CPU's stay there.
     forgets_weights: bool = False
+    # Release the KV cache only.
+    keeps_weights: bool = False
 
 
 class RestoreWeights(msgspec.Struct, frozen=True, tag=True):
@@ -30,6 +32,54 @@ class CheckWeights(msgspec.Struct, frozen=True, tag=True):
     """Compare the weights in a folder with the served ones; the answer is why they cannot replace them, if so."""
 
     folder: str
+
+
+class JoinTrainer(msgspec.Struct, frozen=True, tag=True):
+    """Join the process group in which a trainer, its rank 0, broadcasts weights; the answer is why not, if so."""
+
+    address: str  # of the trainer's store
+    port: int
+    own_address: str  # of this machine, for the trainer
+    first_rank: int  # of the worker's first rank in the group
+    world_size: int
+    seconds: float  # most time that it may take
+
+
+class LeaveTrainer(msgspec.Struct, frozen=True, tag=True):
+    """Leave the trainer's process group, if any; the others' broadcasts fail then, if they wait for this rank."""
+
+
+class SentTensor(msgspec.Struct, frozen=True):
+    """A tensor that a trainer sends."""
+
+    name: str  # as in the served checkpoint
+    dtype: str  # torch's name, such as bfloat16
+    shape: tuple[int, ...]
+
+
+class CheckTensors(msgspec.Struct, frozen=True, tag=True):
+    """Compare tensors with those of the served checkpoint; the answer is why they cannot replace them, if so."""
+
+    tensors: list[SentTensor]
+
+
+class ReceiveTensors(msgspec.Struct, frozen=True, tag=True):
+    """Receive tensors, which have been checked, into files; the answer is why that failed, if so."""
+
+    tensors: list[SentTensor]
+    folder: str  # exists; the first rank writes the files
+    seconds: float  # most time that it may take
+    # The trainer broadcasts buffers of tensors' bytes; each ends with the tensor with which it has more than this many.
+    # None: each tensor is broadcast by itself.
+    buffer_bytes: int | None = None
+
+
+class CompleteWeights(msgspec.Struct, frozen=True, tag=True):
+    """Add to a folder of received tensors what else a checkpoint has, so that it can be loaded like one; the answer is
+    why that failed, if so."""
+
+    folder: str
+    served: str  # folder of the served weights, from which the tensors come that were not received
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag=True):
@@ -50,4 +100,5 @@ class StopProfile(msgspec.Struct, frozen=True, tag=True):
 
 
 MemoryUpkeep = ReleaseMemory | RestoreWeights | RestoreCache
-Upkeep = MemoryUpkeep | CheckWeights | StartProfile | StopProfile
+TransferUpkeep = JoinTrainer | LeaveTrainer | CheckTensors | ReceiveTensors | CompleteWeights
+Upkeep = MemoryUpkeep | TransferUpkeep | CheckWeights | StartProfile | StopProfile

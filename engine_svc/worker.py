@@ -20,6 +20,7 @@ from engine_svc.core.administration import Administration
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.core.loop import EngineLoop, Sink, still_loading
 from engine_svc.core.stepped import SteppedEngine
+from engine_svc.core.weight_transfer import Trainer, WeightTransfer
 from engine_svc.executor.base import Executor
 from engine_svc.fingerprint import fingerprint
 from engine_svc.kv_cache.connectors.base import KvConnector
@@ -72,10 +73,12 @@ class EngineWorker:
         self._options = options
         self._puller = puller
         self.kv_transfer = options.cache.transfer()
+        self._spans_machines = executor.spans_machines or options.parallel.nodes.nnodes > 1
         self._info: ModelInfo | None = None
         self._processors = RequestedProcessors(options.generation.logits_processor_pattern)
         self.loop = EngineLoop(self._build, options.scheduler.max_waiting_requests)
         self.administration = Administration(self.loop, options.upkeep)
+        self.transfer = WeightTransfer(self.administration, options, self._spans_machines)
         self._adapters: ServedAdapters | None = None
         # The fingerprint with weights of a folder and version; None means that sequences cannot move to other workers.
         self._fingerprint: Callable[[Path, str], str] | None = None
@@ -107,6 +110,11 @@ class EngineWorker:
         if self._adapters is None:
             raise still_loading()
         return self._adapters
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks that compute the model together."""
+        return self._options.parallel.num_ranks
 
     def load_now(self) -> EngineLoad:
         """Current load, with the version of the served adapters and the status set by operators.
@@ -141,13 +149,45 @@ class EngineWorker:
             InvalidRequest: the checkpoint does not have the served one's form.
             FailedPrecondition: this worker's weights cannot be replaced.
         """
+        self._check_replaceable()
+        folder = Path(model_path) if model_path else self._folder
+        version, model = version or model_path or self._weight_version, model_path or self.info.model
+        await self._replace_weights(folder, version, model, leaving, wait_seconds)
+
+    async def join_trainer(self, trainer: Trainer, seconds: float) -> None:
+        """See WeightTransfer.join.
+
+        Raises:
+            FailedPrecondition: this worker's weights cannot be replaced.
+        """
+        self._check_replaceable()
+        await self.transfer.join(trainer, seconds)
+
+    async def finish_weight_update(self, version: str, leaving: Leaving, wait_seconds: float) -> None:
+        """Replaces the weights by those that the trainer has sent; see WeightTransfer.finish.
+
+        Args:
+            version, leaving, wait_seconds: see `update_weights`.
+        """
+        await self.transfer.finish(
+            self._folder, lambda folder: self._replace_weights(folder, version, self.info.model, leaving, wait_seconds)
+        )
+
+    async def name_weights(self, version: str) -> None:
+        """Gives the served weights another version, and so another fingerprint."""
+        self._weight_version = version
+        await self.look_at_weights()
+
+    def _check_replaceable(self) -> None:
         if self.info.lockstep_ranks > 1:
             raise FailedPrecondition(
                 "Weights cannot be replaced in data-parallel ranks that share experts: the others need this one's in "
                 "each step. Start workers with the new weights, and stop these."
             )
-        folder = Path(model_path) if model_path else self._folder
-        version = version or model_path or self._weight_version
+
+    async def _replace_weights(
+        self, folder: Path, version: str, model: str, leaving: Leaving, wait_seconds: float
+    ) -> None:
         await self.administration.check_weights(str(folder))
         read_ahead(create_format(folder, self._options.load))  # requests may be waited for meanwhile
         assert self._fingerprint is not None  # only models for pooling have none, whose weights the check refuses
@@ -155,7 +195,7 @@ class EngineWorker:
 
         def replaced() -> None:
             self._folder, self._weight_version = folder, version
-            self._info = replace(self.info, fingerprint=found, model=model_path or self.info.model)
+            self._info = replace(self.info, fingerprint=found, model=model)
             self._renewals += 1
 
         await self.administration.update_weights(str(folder), leaving, wait_seconds, replaced)
@@ -186,6 +226,11 @@ class EngineWorker:
         """Refuses new requests; returns when the last one has ended, and nobody pulls KV blocks any more."""
         await self.loop.drain()
         await self._has_no_pulls.wait()
+
+    async def stop(self) -> None:
+        """Ends the engine after its current step, and removes weights that were received."""
+        await self.loop.stop()
+        self.transfer.close()
 
     def submit(self, request: GenerationRequest, sink: Sink) -> int:
         """Validates a request and submits it; returns its key.
@@ -218,8 +263,7 @@ class EngineWorker:
     def _build(self) -> SteppedEngine:
         """Builds the engine. Runs in the engine's thread, as do all calls of the executor."""
         self._options.lora.check()
-        spans_machines = self._executor.spans_machines or self._options.parallel.nodes.nnodes > 1
-        if self.kv_transfer.is_remote and spans_machines:
+        if self.kv_transfer.is_remote and self._spans_machines:
             raise StartupError(
                 "GrpcConnector of --kv-transfer-config keeps KV blocks on the machine of the worker, but its ranks may "
                 "be on others: use --distributed-executor-backend mp without --nnodes, or SharedStorageConnector."

@@ -55,7 +55,7 @@ async def running_engine(model: ModelOptions, engine: EngineOptions, requests: i
         await worker.load()
         yield worker
     finally:
-        await worker.loop.stop()
+        await worker.stop()
 
 
 async def run_batch(worker: EngineWorker, prompts: Sequence[Prompt], n: int) -> Batch:

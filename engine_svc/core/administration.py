@@ -19,7 +19,7 @@ from typing import TypeVar
 from engine_svc.core.loop import EngineLoop
 from engine_svc.core.stepped import SteppedEngine
 from engine_svc.requests.outputs import EngineStatus
-from engine_svc.upkeep import CheckWeights, StartProfile, StopProfile
+from engine_svc.upkeep import CheckWeights, StartProfile, StopProfile, TransferUpkeep
 from quire.errors import (
     DRAINING,
     PAUSED,
@@ -110,11 +110,8 @@ class Administration:
             FailedPrecondition: the engine was started without --enable-sleep-mode.
             DeadlineExceeded, Conflict: see `pause`.
         """
-        if level > SleepLevel.PAUSED and not self._options.enable_sleep_mode:
-            raise FailedPrecondition(
-                f"Sleep level {level:d} frees memory; start the engine with --enable-sleep-mode to use it. Level 0 "
-                "only pauses the engine.", parameter="level",
-            )  # fmt: skip
+        if level > SleepLevel.PAUSED:
+            self._check_sleep_mode(f"For sleep level {level:d}, which frees memory (level 0 only pauses the engine)")
 
         def act(engine: SteppedEngine) -> None:
             self._leave(engine, leaving)
@@ -166,6 +163,20 @@ class Administration:
         await self._rest(leaving, wait_seconds, act)
         logger.info("weights of %s loaded, after %.2f s", folder, time.monotonic() - started)
 
+    async def upkeep(self, command: TransferUpkeep) -> list[str]:
+        """Has the ranks run a command; returns their answers. Steps stop meanwhile."""
+        return await self._exclusively(lambda engine: engine.upkeep(command))
+
+    async def release_cache(self) -> None:
+        """Releases the KV cache of a paused engine.
+
+        Raises:
+            FailedPrecondition: the engine was started without --enable-sleep-mode.
+            Conflict, Unavailable: see Rest.release_cache.
+        """
+        self._check_sleep_mode("To release the KV cache")
+        await self._exclusively(lambda engine: engine.rest.release_cache())
+
     async def reset_prefix_cache(self, *, preempts: bool) -> None:
         """See Rest.reset_prefix_cache."""
         await self._exclusively(lambda engine: engine.rest.reset_prefix_cache(preempts))
@@ -208,6 +219,10 @@ class Administration:
         files = await self._exclusively(lambda engine: engine.upkeep(StopProfile()))
         self._is_profiling = False
         return files
+
+    def _check_sleep_mode(self, what_for: str) -> None:
+        if not self._options.enable_sleep_mode:
+            raise FailedPrecondition(f"{what_for}, start the engine with --enable-sleep-mode.", parameter="level")
 
     @staticmethod
     def _check_weights(engine: SteppedEngine, folder: str) -> None:

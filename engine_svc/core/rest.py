@@ -124,6 +124,22 @@ class Rest:
             self._release(forgets_weights=level is SleepLevel.WEIGHTS_FORGOTTEN)
         self.level = level
 
+    def release_cache(self) -> None:
+        """Releases the KV cache of a paused engine, which is then asleep at level 0.
+
+        Raises:
+            Conflict: it is not paused, or has released memory already.
+            Unavailable: see HeldWork.let_go.
+        """
+        if self.asleep or not self.is_paused:
+            raise Conflict(
+                "The KV cache can be released of an engine that is paused, and has all of its memory: "
+                + ("wake it with /wake_up first." if self.asleep else "use /pause first.")
+            )
+        self._held.let_go()
+        self._upkeep(ReleaseMemory(keeps_weights=True))
+        self.level, self.asleep = SleepLevel.PAUSED, frozenset((KV_CACHE,))
+
     def _release(self, *, forgets_weights: bool) -> None:
         """Releases all memory; sequences hold nothing then and are recomputed later."""
         if not self.asleep:

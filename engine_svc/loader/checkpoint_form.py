@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,10 @@ class CheckpointForm:
     facts: Mapping[str, Any]
     tensors: Mapping[str, str]
 
+    def is_unread(self, name: str) -> bool:
+        """Whether a tensor is not read although trainers may save or send it: the output layer, if it is tied."""
+        return bool(self.facts.get("tie_word_embeddings")) and name.endswith("lm_head.weight")
+
     def difference(self, other: CheckpointForm) -> str:
         """The first difference of another checkpoint, in words; empty if there is none."""
         if found := _difference(self.facts, other.facts):
@@ -56,9 +60,8 @@ def read_form(folder: Path, options: EngineOptions) -> CheckpointForm:
         raise StartupError(f"{folder}: only checkpoints in safetensors files can replace each other.")
     facts = _facts(read_model_config(folder, options.form), options)
     tensors = {name: form for file in files for name, form in _tensors(file).items()}
-    if facts.get("tie_word_embeddings"):  # some trainers save the output layer nevertheless, which is not read then
-        tensors = {name: form for name, form in tensors.items() if not name.endswith("lm_head.weight")}
-    return CheckpointForm(facts, tensors)
+    form = CheckpointForm(facts, tensors)
+    return replace(form, tensors={name: each for name, each in tensors.items() if not form.is_unread(name)})
 
 
 def _facts(config: Mapping[str, Any], options: EngineOptions) -> Mapping[str, Any]:

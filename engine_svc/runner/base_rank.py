@@ -10,7 +10,18 @@ import torch
 
 from engine_svc.runner.profiler import RankProfiler
 from engine_svc.runner.sleeping import Model, SleepingModel
-from engine_svc.upkeep import CheckWeights, StartProfile, StopProfile, Upkeep
+from engine_svc.upkeep import (
+    CheckWeights,
+    ReleaseMemory,
+    RestoreCache,
+    RestoreWeights,
+    StartProfile,
+    StopProfile,
+    TransferUpkeep,
+    Upkeep,
+)
+
+_NOT_REPLACED = "weights of a model that is served for pooling cannot be replaced: start workers with the new ones"
 
 
 class BaseRank(Generic[Model]):
@@ -50,14 +61,20 @@ class BaseRank(Generic[Model]):
                 return self._profiler.stop()
             case CheckWeights():
                 return [why] if (why := self.why_not(Path(command.folder))) else []
-            case _:
+            case ReleaseMemory() | RestoreWeights() | RestoreCache():
                 self._settle()  # Gloo reads nothing more from a rank whose message comes after its receive is freed
                 self._model.upkeep(command)
+            case _:
+                return self.receive(command)
         return []
 
     def why_not(self, folder: Path) -> str:
         """Why a folder's weights cannot replace the served ones; empty if they can, which a subclass has to know."""
-        return "weights of a model that is served for pooling cannot be replaced: start workers with the new ones"
+        return _NOT_REPLACED
+
+    def receive(self, command: TransferUpkeep) -> list[str]:
+        """Receives weights from a trainer; returns why not, if so, unless a subclass can."""
+        return [_NOT_REPLACED]
 
     def _settle(self) -> None:
         """Waits until no communication between ranks is under way; there is none unless a subclass has some."""

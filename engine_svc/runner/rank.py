@@ -11,6 +11,7 @@ from engine_svc.runner.base_rank import BaseRank
 from engine_svc.runner.pending import BegunStep, PendingStep
 from engine_svc.runner.runner import Runner
 from engine_svc.runner.source import ModelSource
+from engine_svc.upkeep import TransferUpkeep
 from quire.errors import StartupError
 
 
@@ -54,6 +55,10 @@ class RankModel(BaseRank[Runner]):
     def why_not(self, folder: Path) -> str:
         """See ModelSource.why_not."""
         return self._source.why_not(folder)
+
+    def receive(self, command: TransferUpkeep) -> list[str]:
+        """See ModelSource.receive."""
+        return self._source.receive(command)
 
     def _settle(self) -> None:
         if self._model.loaded is not None:

@@ -68,7 +68,7 @@ class SleepingModel(Generic[Model]):
             StartupError: the weights cannot be loaded again, or there is not enough memory; nothing has changed then.
         """
         if isinstance(command, ReleaseMemory):
-            self._release(command.forgets_weights)
+            self._release(command)
             return
         try:
             self._restore(command)
@@ -84,15 +84,16 @@ class SleepingModel(Generic[Model]):
         self._trim()
         raise StartupError(failure)
 
-    def _release(self, forgets_weights: bool) -> None:
-        """Frees the caches, and offloads or drops the weights; may be called again to drop them later."""
+    def _release(self, command: ReleaseMemory) -> None:
+        """Frees the caches, and offloads or drops the weights; may be called again to do so later."""
         if self.loaded is not None:
             self.loaded.release_caches()
-        if forgets_weights and self.loaded is not None:
+        if command.forgets_weights and self.loaded is not None:
             self.loaded.close()
             self.loaded = self._offloaded = None
         gc.collect()  # recordings and what they were recorded from refer to each other
-        if self.loaded is not None and self._offloaded is None and self._device.type == "cuda":
+        offloads = self._device.type == "cuda" and not command.keeps_weights
+        if offloads and self.loaded is not None and self._offloaded is None:
             self._offloaded = OffloadedTensors.of_device(self._device)
         self._trim()
 

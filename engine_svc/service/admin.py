@@ -8,7 +8,9 @@ from types import MappingProxyType
 import grpc
 
 from engine_svc.core.administration import Administration
+from engine_svc.core.weight_transfer import Packing, Trainer
 from engine_svc.service.convert import from_status
+from engine_svc.upkeep import SentTensor
 from engine_svc.worker import EngineWorker
 from quire.errors import InvalidRequest
 from quire.sleep import PARTS, WEIGHTS, Leaving, SleepLevel
@@ -35,6 +37,7 @@ class EngineAdminServicer(admin_pb2_grpc.EngineAdminServiceServicer):
         self._worker.load_now()  # raises if there is no engine yet
         outcome = await _Obedience(self._worker).obey(request.command)
         outcome.status.CopyFrom(from_status(self._worker.load_now().status))
+        outcome.num_ranks = self._worker.num_ranks
         return admin_pb2.EngineAdminServiceAdministerResponse(outcome=outcome)
 
 
@@ -94,6 +97,32 @@ class _Obedience:
             command.model_path, command.weight_version, _leaving(command.leaving), command.wait_ms / 1000
         )
 
+    async def join_trainer(self, command: admin_pb2.JoinTrainer) -> None:
+        trainer = Trainer(
+            command.master_address, command.master_port, command.first_rank, command.world_size,
+            _packing(command.packing),
+        )  # fmt: skip
+        await self._worker.join_trainer(trainer, command.wait_ms / 1000)
+
+    async def start_weight_update(self, command: admin_pb2.StartWeightUpdate) -> None:
+        await self._worker.transfer.start()
+
+    async def receive_weights(self, command: admin_pb2.ReceiveWeights) -> None:
+        tensors = [SentTensor(each.name, each.dtype, tuple(each.shape)) for each in command.tensors]
+        packing = _packing(command.packing) if command.HasField("packing") else None
+        await self._worker.transfer.receive(tensors, packing, command.wait_ms / 1000)
+
+    async def finish_weight_update(self, command: admin_pb2.FinishWeightUpdate) -> None:
+        await self._worker.finish_weight_update(
+            command.weight_version, _leaving(command.leaving), command.wait_ms / 1000
+        )
+
+    async def name_weights(self, command: admin_pb2.NameWeights) -> None:
+        await self._worker.name_weights(command.weight_version)
+
+    async def release_cache(self, command: admin_pb2.ReleaseCache) -> None:
+        await self._administration.release_cache()
+
     async def drain(self, command: admin_pb2.Drain) -> None:
         self._administration.drain(wanted=True)
 
@@ -114,3 +143,7 @@ def _leaving(value: int) -> Leaving:
     if value not in _LEAVING:
         raise InvalidRequest("Set what happens to the requests: abort, wait or keep.", parameter="mode")
     return _LEAVING[value]
+
+
+def _packing(message: admin_pb2.Packing) -> Packing:
+    return Packing(message.buffer_bytes if message.is_packed else None)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from gateway.admin import cache, elastic, profiles, requests, rest, weights, workers
+from gateway.admin import cache, elastic, profiles, requests, rest, weight_transfer, weights, workers
 from gateway.admin.guard import GuardMiddleware
 
 ADMIN_ROUTES: Sequence[Route] = (
@@ -16,6 +16,7 @@ ADMIN_ROUTES: Sequence[Route] = (
     *profiles.ROUTES,
     *requests.ROUTES,
     *rest.ROUTES,
+    *weight_transfer.ROUTES,
     *weights.ROUTES,
     *workers.ROUTES,
 )

@@ -55,6 +55,11 @@ async def wake_up(request: Request) -> Response:
     return outcomes_response(await query.administration.wake_up(tags), status="awake", tags=tags or None)
 
 
+async def release_kv_cache_memory(request: Request) -> Response:
+    """Releases the KV cache of paused workers; /wake_up allocates it again, and resumes."""
+    return outcomes_response(await Query(request).administration.release_cache(), status="released")
+
+
 async def is_sleeping(request: Request) -> Response:
     """Whether any worker is asleep."""
     outcomes = await Query(request).administration.status()
@@ -68,5 +73,6 @@ ROUTES: Sequence[Route] = (
     Route("/is_paused", is_paused),
     Route("/sleep", sleep, methods=["POST"]),
     Route("/wake_up", wake_up, methods=["POST"]),
+    Route("/release_kv_cache_memory", release_kv_cache_memory, methods=["POST"]),
     Route("/is_sleeping", is_sleeping),
 )

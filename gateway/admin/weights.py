@@ -31,7 +31,7 @@ async def update_weights(request: Request) -> Response:
     """
     query, body = Query(request, "mode"), await read_json(request, UpdateWeights)
     _check(body)
-    _check_model(request, query)
+    check_one_model(request, query)
     leaving = query.leaving(Leaving.ABORT if body.abort_all_requests else Leaving.WAIT)
     outcomes = await query.administration.update_weights(body.model_path, body.weight_version or "", leaving)
     return outcomes_response(outcomes, success=True, message=f"The weights of {body.model_path} are served.")
@@ -63,7 +63,7 @@ async def collective_rpc(request: Request) -> Response:
             f"{_RELOAD} takes {_PATH} in kwargs, the absolute path of a folder that the engines see, and nothing else.",
             parameter="kwargs",
         )
-    _check_model(request, query)
+    check_one_model(request, query)
     outcomes = await query.administration.update_weights(path, "", Leaving.KEEP)
     return outcomes_response(outcomes, results=[None] * len(outcomes.workers))
 
@@ -78,10 +78,7 @@ def _check(body: UpdateWeights) -> None:
             f"model_path is {body.model_path[:_MOST_VERSION]!r}; it must be the absolute path of a folder that the "
             "engines see.", parameter="model_path",
         )  # fmt: skip
-    if body.weight_version is not None and not 0 < len(body.weight_version) <= _MOST_VERSION:
-        raise InvalidRequest(
-            f"weight_version must have from 1 to {_MOST_VERSION} characters.", parameter="weight_version"
-        )
+    check_version("weight_version", body.weight_version)
     refused = {
         "load_format": (
             body.load_format not in (None, "auto"), "the engines read it as --load-format says: leave it out"
@@ -94,7 +91,16 @@ def _check(body: UpdateWeights) -> None:
             raise InvalidRequest(f"{name} is not supported; {advice}.", parameter=name)
 
 
-def _check_model(request: Request, query: Query) -> None:
+def check_version(field: str, version: str | None) -> None:
+    """
+    Raises:
+        InvalidRequest: a version is given, but is empty or too long.
+    """
+    if version is not None and not 0 < len(version) <= _MOST_VERSION:
+        raise InvalidRequest(f"{field} must have from 1 to {_MOST_VERSION} characters.", parameter=field)
+
+
+def check_one_model(request: Request, query: Query) -> None:
     """
     Raises:
         InvalidRequest: the workers serve different models, and none is named.

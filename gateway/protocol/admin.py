@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ class AdminWorker(msgspec.Struct, frozen=True):
     files: tuple[str, ...] = ()  # files that were written on its machine
     weight_version: str = ""
     error: str = ""
+    num_ranks: int = 0
 
 
 class AdminWorkers(msgspec.Struct):
@@ -42,6 +43,64 @@ class UpdateWeights(msgspec.Struct):
     load_format: str | None = None
     flush_cache: bool = True
     keep_pause: bool = False
+
+
+_PACKED_BYTES: Final = 1 << 30
+_MOST_BYTES: Final = 1 << 62
+
+
+class TrainerGroup(msgspec.Struct):
+    """A trainer's process group, as vLLM's init_info describes it."""
+
+    master_address: str
+    master_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    rank_offset: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    world_size: Annotated[int, msgspec.Meta(ge=2, le=1 << 20)]
+    packed: bool = False
+    packed_buffer_size_bytes: Annotated[int, msgspec.Meta(ge=1, le=_MOST_BYTES)] = _PACKED_BYTES
+    packed_num_buffers: int = 2  # has no effect: a buffer is freed before the next one is received
+
+
+class InitWeightTransfer(msgspec.Struct):
+    """The body of /init_weight_transfer_engine."""
+
+    init_info: TrainerGroup
+
+
+class StartWeightUpdate(msgspec.Struct):
+    """The body of /start_weight_update."""
+
+    is_checkpoint_format: bool = True
+
+
+class SentWeights(msgspec.Struct):
+    """The tensors that a trainer sends next, as vLLM's update_info describes them."""
+
+    names: Annotated[list[str], msgspec.Meta(min_length=1)]
+    dtype_names: list[str]
+    shapes: list[list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]]]
+    packed: bool | None = None  # None means as in init_info
+    packed_buffer_size_bytes: Annotated[int, msgspec.Meta(ge=1, le=_MOST_BYTES)] = _PACKED_BYTES
+    packed_num_buffers: int = 2  # has no effect
+
+
+class ReceiveWeights(msgspec.Struct):
+    """The body of /update_weights."""
+
+    update_info: SentWeights
+
+
+class FinishWeightUpdate(msgspec.Struct):
+    """The body of /finish_weight_update."""
+
+    weight_version: str | None = None
+    baseline: dict[str, str] | None = None
+
+
+class NameWeights(msgspec.Struct):
+    """The body of /update_weight_version."""
+
+    new_version: str
 
 
 class CollectiveRpc(msgspec.Struct):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gateway.protocol.admin import INITIAL_WEIGHTS, AdminWorker
+from gateway.protocol.admin import INITIAL_WEIGHTS, AdminWorker, SentWeights, TrainerGroup
 from gateway.services.fleet import Fleet
 from quire.errors import QuireError
 from quire.rpc.status import from_request_error
@@ -70,6 +71,47 @@ class Administration:
             )
         )  # fmt: skip
 
+    async def join_trainer(self, group: TrainerGroup, workers: Sequence[AdminWorker]) -> Outcomes:
+        """Has the ranks of all these workers join a trainer's group, one worker's after the other's."""
+        asked, first_rank = [], group.rank_offset
+        for worker in workers:
+            join = admin_pb2.JoinTrainer(
+                master_address=group.master_address, master_port=group.master_port, first_rank=first_rank,
+                world_size=group.world_size, wait_ms=self._wait_ms, packing=_packing(group),
+            )  # fmt: skip
+            asked.append(replace(self, workers=[worker.worker])._ask(admin_pb2.AdminCommand(join_trainer=join)))
+            first_rank += worker.num_ranks
+        told = await asyncio.gather(*asked)
+        return Outcomes([each for one in told for each in one.workers], [error for one in told for error in one.errors])
+
+    async def start_weight_update(self) -> Outcomes:
+        return await self._ask(admin_pb2.AdminCommand(start_weight_update=admin_pb2.StartWeightUpdate()))
+
+    async def receive_weights(self, sent: SentWeights) -> Outcomes:
+        described = zip(sent.names, sent.dtype_names, sent.shapes, strict=True)
+        tensors = [admin_pb2.SentTensor(name=name, dtype=dtype, shape=shape) for name, dtype, shape in described]
+        receive = admin_pb2.ReceiveWeights(tensors=tensors, wait_ms=self._wait_ms)
+        if sent.packed is not None:
+            receive.packing.CopyFrom(_packing(sent))
+        return await self._ask(admin_pb2.AdminCommand(receive_weights=receive))
+
+    async def finish_weight_update(self, weight_version: str, leaving: Leaving) -> Outcomes:
+        return await self._ask(
+            admin_pb2.AdminCommand(
+                finish_weight_update=admin_pb2.FinishWeightUpdate(
+                    weight_version=weight_version, leaving=_LEAVING[leaving], wait_ms=self._wait_ms
+                )
+            )
+        )
+
+    async def name_weights(self, weight_version: str) -> Outcomes:
+        return await self._ask(
+            admin_pb2.AdminCommand(name_weights=admin_pb2.NameWeights(weight_version=weight_version))
+        )
+
+    async def release_cache(self) -> Outcomes:
+        return await self._ask(admin_pb2.AdminCommand(release_cache=admin_pb2.ReleaseCache()))
+
     async def drain(self, *, wanted: bool) -> Outcomes:
         if wanted:
             return await self._ask(admin_pb2.AdminCommand(drain=admin_pb2.Drain()))
@@ -109,5 +151,9 @@ def _worker(told: admin_pb2.WorkerOutcome) -> AdminWorker:
         told.address, status.is_draining, status.is_paused,
         status.sleep_level if status.HasField("sleep_level") else None,
         tuple(status.asleep), status.is_profiling, outcome.aborted_requests, tuple(outcome.files),
-        status.weight_version or INITIAL_WEIGHTS,
+        status.weight_version or INITIAL_WEIGHTS, num_ranks=outcome.num_ranks,
     )  # fmt: skip
+
+
+def _packing(given: TrainerGroup | SentWeights) -> admin_pb2.Packing:
+    return admin_pb2.Packing(is_packed=bool(given.packed), buffer_bytes=given.packed_buffer_size_bytes)

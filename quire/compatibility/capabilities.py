@@ -286,6 +286,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "only."
             ),
             "new weights in a running engine": "integration/test_admin.py::new_weights_from_a_folder",
+            "new weights from a trainer": "engine_svc/core/test_weight_transfer.py::sent_weights_are_those_of_a_folder",
             "plugins": "quire/test_registry.py::an_installed_package_may_bring_one",
             "profiling a running engine": "POST /start_profile",
             "Nsight profiling under Ray": "--ray-workers-use-nsight",

@@ -23,9 +23,16 @@ class ProfilerConfig(msgspec.Struct, frozen=True):
     torch_profiler_use_gzip: bool = True
 
 
+class WeightTransferConfig(msgspec.Struct, frozen=True):
+    """Keys of --weight-transfer-config, with their defaults."""
+
+    backend: Literal["nccl"] = "nccl"
+    folder: str = ""
+
+
 @dataclass(frozen=True)
 class UpkeepOptions:
-    """Engine administration: sleep mode and profiling."""
+    """Engine administration: sleep mode, weights from trainers, and profiling."""
 
     group: ClassVar[str] = "ModelConfig"
 
@@ -41,6 +48,20 @@ class UpkeepOptions:
         "torch_profiler_with_memory (more detail, but slower), torch_profiler_use_gzip (default true).",
         schema=ProfilerConfig, variables=("VLLM_TORCH_PROFILER_DIR",),
     )  # fmt: skip
+
+    weight_transfer_config: dict[str, Any] = option(
+        {},
+        "Lets a trainer send new weights to the engine, over a process group of torch.distributed "
+        "(`/init_weight_transfer_engine` of the admin port), as JSON. Keys: backend (nccl, which stands for Gloo on a "
+        "CPU), folder (where the machine keeps the weights that were received, such as /dev/shm; default: the one for "
+        "temporary files).",
+        schema=WeightTransferConfig,
+    )  # fmt: skip
+
+    def weight_transfer(self) -> WeightTransferConfig | None:
+        """The parsed settings of weight transfer; None if no trainer may send weights."""
+        given = self.weight_transfer_config
+        return msgspec.convert(given, WeightTransferConfig) if given else None
 
     def profiler(self) -> ProfilerConfig:
         """The parsed profiler settings."""

@@ -26,15 +26,15 @@ from quire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 from quire.v1 import engine_pb2 as quire_dot_v1_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14quire/v1/admin.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x15quire/v1/engine.proto\"N\n#EngineAdminServiceAdministerRequest\x12\'\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminCommand\"O\n$EngineAdminServiceAdministerResponse\x12\'\n\x07outcome\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminOutcome\"_\n#RouterAdminServiceAdministerRequest\x12\'\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminCommand\x12\x0f\n\x07workers\x18\x02 \x03(\t\"P\n$RouterAdminServiceAdministerResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.quire.v1.WorkerOutcome\"~\n\rWorkerOutcome\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12)\n\x07outcome\x18\x02 \x01(\x0b\x32\x16.quire.v1.AdminOutcomeH\x00\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x16.quire.v1.RequestErrorH\x00\x42\x08\n\x06result\"_\n\x0c\x41\x64minOutcome\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.quire.v1.EngineStatus\x12\x18\n\x10\x61\x62orted_requests\x18\x02 \x01(\r\x12\r\n\x05\x66iles\x18\x03 \x03(\t\"\xa0\x04\n\x0c\x41\x64minCommand\x12\x38\n\x12reset_prefix_cache\x18\x01 \x01(\x0b\x32\x1a.quire.v1.ResetPrefixCacheH\x00\x12 \n\x05pause\x18\x02 \x01(\x0b\x32\x0f.quire.v1.PauseH\x00\x12\"\n\x06resume\x18\x03 \x01(\x0b\x32\x10.quire.v1.ResumeH\x00\x12 \n\x05sleep\x18\x04 \x01(\x0b\x32\x0f.quire.v1.SleepH\x00\x12#\n\x07wake_up\x18\x05 \x01(\x0b\x32\x10.quire.v1.WakeUpH\x00\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x0f.quire.v1.DrainH\x00\x12$\n\x07undrain\x18\x07 \x01(\x0b\x32\x11.quire.v1.UndrainH\x00\x12\'\n\x05\x61\x62ort\x18\x08 \x01(\x0b\x32\x16.quire.v1.AbortRequestH\x00\x12/\n\rstart_profile\x18\t \x01(\x0b\x32\x16.quire.v1.StartProfileH\x00\x12-\n\x0cstop_profile\x18\n \x01(\x0b\x32\x15.quire.v1.StopProfileH\x00\x12:\n\x13reset_encoder_cache\x18\x0b \x01(\x0b\x32\x1b.quire.v1.ResetEncoderCacheH\x00\x12\x31\n\x0eupdate_weights\x18\x0c \x01(\x0b\x32\x17.quire.v1.UpdateWeightsH\x00\x42\t\n\x07\x63ommand\",\n\x10ResetPrefixCache\x12\x18\n\x10preempts_running\x18\x01 \x01(\x08\"\x13\n\x11ResetEncoderCache\"R\n\x05Pause\x12\"\n\x07leaving\x18\x01 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x02 \x01(\x04\x12\x14\n\x0c\x63lears_cache\x18\x03 \x01(\x08\"\x08\n\x06Resume\"K\n\x05Sleep\x12\r\n\x05level\x18\x01 \x01(\r\x12\"\n\x07leaving\x18\x02 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x04\"\x17\n\x06WakeUp\x12\r\n\x05parts\x18\x01 \x03(\t\"\x07\n\x05\x44rain\"\t\n\x07Undrain\"p\n\rUpdateWeights\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\t\x12\"\n\x07leaving\x18\x03 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x04 \x01(\x04\"\x0e\n\x0cStartProfile\"\r\n\x0bStopProfile*Y\n\x07Leaving\x12\x17\n\x13LEAVING_UNSPECIFIED\x10\x00\x12\x11\n\rLEAVING_ABORT\x10\x01\x12\x10\n\x0cLEAVING_WAIT\x10\x02\x12\x10\n\x0cLEAVING_KEEP\x10\x03\x32\x81\x01\n\x12\x45ngineAdminService\x12k\n\nAdminister\x12-.quire.v1.EngineAdminServiceAdministerRequest\x1a..quire.v1.EngineAdminServiceAdministerResponse2\x81\x01\n\x12RouterAdminService\x12k\n\nAdminister\x12-.quire.v1.RouterAdminServiceAdministerRequest\x1a..quire.v1.RouterAdminServiceAdministerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14quire/v1/admin.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x15quire/v1/engine.proto\"N\n#EngineAdminServiceAdministerRequest\x12\'\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminCommand\"O\n$EngineAdminServiceAdministerResponse\x12\'\n\x07outcome\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminOutcome\"_\n#RouterAdminServiceAdministerRequest\x12\'\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x16.quire.v1.AdminCommand\x12\x0f\n\x07workers\x18\x02 \x03(\t\"P\n$RouterAdminServiceAdministerResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.quire.v1.WorkerOutcome\"~\n\rWorkerOutcome\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12)\n\x07outcome\x18\x02 \x01(\x0b\x32\x16.quire.v1.AdminOutcomeH\x00\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x16.quire.v1.RequestErrorH\x00\x42\x08\n\x06result\"r\n\x0c\x41\x64minOutcome\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.quire.v1.EngineStatus\x12\x18\n\x10\x61\x62orted_requests\x18\x02 \x01(\r\x12\r\n\x05\x66iles\x18\x03 \x03(\t\x12\x11\n\tnum_ranks\x18\x04 \x01(\r\"\xde\x06\n\x0c\x41\x64minCommand\x12\x38\n\x12reset_prefix_cache\x18\x01 \x01(\x0b\x32\x1a.quire.v1.ResetPrefixCacheH\x00\x12 \n\x05pause\x18\x02 \x01(\x0b\x32\x0f.quire.v1.PauseH\x00\x12\"\n\x06resume\x18\x03 \x01(\x0b\x32\x10.quire.v1.ResumeH\x00\x12 \n\x05sleep\x18\x04 \x01(\x0b\x32\x0f.quire.v1.SleepH\x00\x12#\n\x07wake_up\x18\x05 \x01(\x0b\x32\x10.quire.v1.WakeUpH\x00\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x0f.quire.v1.DrainH\x00\x12$\n\x07undrain\x18\x07 \x01(\x0b\x32\x11.quire.v1.UndrainH\x00\x12\'\n\x05\x61\x62ort\x18\x08 \x01(\x0b\x32\x16.quire.v1.AbortRequestH\x00\x12/\n\rstart_profile\x18\t \x01(\x0b\x32\x16.quire.v1.StartProfileH\x00\x12-\n\x0cstop_profile\x18\n \x01(\x0b\x32\x15.quire.v1.StopProfileH\x00\x12:\n\x13reset_encoder_cache\x18\x0b \x01(\x0b\x32\x1b.quire.v1.ResetEncoderCacheH\x00\x12\x31\n\x0eupdate_weights\x18\x0c \x01(\x0b\x32\x17.quire.v1.UpdateWeightsH\x00\x12-\n\x0cjoin_trainer\x18\r \x01(\x0b\x32\x15.quire.v1.JoinTrainerH\x00\x12:\n\x13start_weight_update\x18\x0e \x01(\x0b\x32\x1b.quire.v1.StartWeightUpdateH\x00\x12\x33\n\x0freceive_weights\x18\x0f \x01(\x0b\x32\x18.quire.v1.ReceiveWeightsH\x00\x12<\n\x14\x66inish_weight_update\x18\x10 \x01(\x0b\x32\x1c.quire.v1.FinishWeightUpdateH\x00\x12-\n\x0cname_weights\x18\x11 \x01(\x0b\x32\x15.quire.v1.NameWeightsH\x00\x12/\n\rrelease_cache\x18\x12 \x01(\x0b\x32\x16.quire.v1.ReleaseCacheH\x00\x42\t\n\x07\x63ommand\",\n\x10ResetPrefixCache\x12\x18\n\x10preempts_running\x18\x01 \x01(\x08\"\x13\n\x11ResetEncoderCache\"R\n\x05Pause\x12\"\n\x07leaving\x18\x01 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x02 \x01(\x04\x12\x14\n\x0c\x63lears_cache\x18\x03 \x01(\x08\"\x08\n\x06Resume\"K\n\x05Sleep\x12\r\n\x05level\x18\x01 \x01(\r\x12\"\n\x07leaving\x18\x02 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x04\"\x17\n\x06WakeUp\x12\r\n\x05parts\x18\x01 \x03(\t\"\x07\n\x05\x44rain\"\t\n\x07Undrain\"p\n\rUpdateWeights\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\t\x12\"\n\x07leaving\x18\x03 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x04 \x01(\x04\"\x97\x01\n\x0bJoinTrainer\x12\x16\n\x0emaster_address\x18\x01 \x01(\t\x12\x13\n\x0bmaster_port\x18\x02 \x01(\r\x12\x12\n\nfirst_rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x04\x12\"\n\x07packing\x18\x06 \x01(\x0b\x32\x11.quire.v1.Packing\"2\n\x07Packing\x12\x11\n\tis_packed\x18\x01 \x01(\x08\x12\x14\n\x0c\x62uffer_bytes\x18\x02 \x01(\x04\"\x13\n\x11StartWeightUpdate\"l\n\x0eReceiveWeights\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.quire.v1.SentTensor\x12\x0f\n\x07wait_ms\x18\x02 \x01(\x04\x12\"\n\x07packing\x18\x03 \x01(\x0b\x32\x11.quire.v1.Packing\"8\n\nSentTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"a\n\x12\x46inishWeightUpdate\x12\x16\n\x0eweight_version\x18\x01 \x01(\t\x12\"\n\x07leaving\x18\x02 \x01(\x0e\x32\x11.quire.v1.Leaving\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x04\"%\n\x0bNameWeights\x12\x16\n\x0eweight_version\x18\x01 \x01(\t\"\x0e\n\x0cReleaseCache\"\x0e\n\x0cStartProfile\"\r\n\x0bStopProfile*Y\n\x07Leaving\x12\x17\n\x13LEAVING_UNSPECIFIED\x10\x00\x12\x11\n\rLEAVING_ABORT\x10\x01\x12\x10\n\x0cLEAVING_WAIT\x10\x02\x12\x10\n\x0cLEAVING_KEEP\x10\x03\x32\x81\x01\n\x12\x45ngineAdminService\x12k\n\nAdminister\x12-.quire.v1.EngineAdminServiceAdministerRequest\x1a..quire.v1.EngineAdminServiceAdministerResponse2\x81\x01\n\x12RouterAdminService\x12k\n\nAdminister\x12-.quire.v1.RouterAdminServiceAdministerRequest\x1a..quire.v1.RouterAdminServiceAdministerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LEAVING']._serialized_start=1620
-  _globals['_LEAVING']._serialized_end=1709
+  _globals['_LEAVING']._serialized_start=2506
+  _globals['_LEAVING']._serialized_end=2595
   _globals['_ENGINEADMINSERVICEADMINISTERREQUEST']._serialized_start=80
   _globals['_ENGINEADMINSERVICEADMINISTERREQUEST']._serialized_end=158
   _globals['_ENGINEADMINSERVICEADMINISTERRESPONSE']._serialized_start=160
@@ -46,33 +46,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKEROUTCOME']._serialized_start=420
   _globals['_WORKEROUTCOME']._serialized_end=546
   _globals['_ADMINOUTCOME']._serialized_start=548
-  _globals['_ADMINOUTCOME']._serialized_end=643
-  _globals['_ADMINCOMMAND']._serialized_start=646
-  _globals['_ADMINCOMMAND']._serialized_end=1190
-  _globals['_RESETPREFIXCACHE']._serialized_start=1192
-  _globals['_RESETPREFIXCACHE']._serialized_end=1236
-  _globals['_RESETENCODERCACHE']._serialized_start=1238
-  _globals['_RESETENCODERCACHE']._serialized_end=1257
-  _globals['_PAUSE']._serialized_start=1259
-  _globals['_PAUSE']._serialized_end=1341
-  _globals['_RESUME']._serialized_start=1343
-  _globals['_RESUME']._serialized_end=1351
-  _globals['_SLEEP']._serialized_start=1353
-  _globals['_SLEEP']._serialized_end=1428
-  _globals['_WAKEUP']._serialized_start=1430
-  _globals['_WAKEUP']._serialized_end=1453
-  _globals['_DRAIN']._serialized_start=1455
-  _globals['_DRAIN']._serialized_end=1462
-  _globals['_UNDRAIN']._serialized_start=1464
-  _globals['_UNDRAIN']._serialized_end=1473
-  _globals['_UPDATEWEIGHTS']._serialized_start=1475
-  _globals['_UPDATEWEIGHTS']._serialized_end=1587
-  _globals['_STARTPROFILE']._serialized_start=1589
-  _globals['_STARTPROFILE']._serialized_end=1603
-  _globals['_STOPPROFILE']._serialized_start=1605
-  _globals['_STOPPROFILE']._serialized_end=1618
-  _globals['_ENGINEADMINSERVICE']._serialized_start=1712
-  _globals['_ENGINEADMINSERVICE']._serialized_end=1841
-  _globals['_ROUTERADMINSERVICE']._serialized_start=1844
-  _globals['_ROUTERADMINSERVICE']._serialized_end=1973
+  _globals['_ADMINOUTCOME']._serialized_end=662
+  _globals['_ADMINCOMMAND']._serialized_start=665
+  _globals['_ADMINCOMMAND']._serialized_end=1527
+  _globals['_RESETPREFIXCACHE']._serialized_start=1529
+  _globals['_RESETPREFIXCACHE']._serialized_end=1573
+  _globals['_RESETENCODERCACHE']._serialized_start=1575
+  _globals['_RESETENCODERCACHE']._serialized_end=1594
+  _globals['_PAUSE']._serialized_start=1596
+  _globals['_PAUSE']._serialized_end=1678
+  _globals['_RESUME']._serialized_start=1680
+  _globals['_RESUME']._serialized_end=1688
+  _globals['_SLEEP']._serialized_start=1690
+  _globals['_SLEEP']._serialized_end=1765
+  _globals['_WAKEUP']._serialized_start=1767
+  _globals['_WAKEUP']._serialized_end=1790
+  _globals['_DRAIN']._serialized_start=1792
+  _globals['_DRAIN']._serialized_end=1799
+  _globals['_UNDRAIN']._serialized_start=1801
+  _globals['_UNDRAIN']._serialized_end=1810
+  _globals['_UPDATEWEIGHTS']._serialized_start=1812
+  _globals['_UPDATEWEIGHTS']._serialized_end=1924
+  _globals['_JOINTRAINER']._serialized_start=1927
+  _globals['_JOINTRAINER']._serialized_end=2078
+  _globals['_PACKING']._serialized_start=2080
+  _globals['_PACKING']._serialized_end=2130
+  _globals['_STARTWEIGHTUPDATE']._serialized_start=2132
+  _globals['_STARTWEIGHTUPDATE']._serialized_end=2151
+  _globals['_RECEIVEWEIGHTS']._serialized_start=2153
+  _globals['_RECEIVEWEIGHTS']._serialized_end=2261
+  _globals['_SENTTENSOR']._serialized_start=2263
+  _globals['_SENTTENSOR']._serialized_end=2319
+  _globals['_FINISHWEIGHTUPDATE']._serialized_start=2321
+  _globals['_FINISHWEIGHTUPDATE']._serialized_end=2418
+  _globals['_NAMEWEIGHTS']._serialized_start=2420
+  _globals['_NAMEWEIGHTS']._serialized_end=2457
+  _globals['_RELEASECACHE']._serialized_start=2459
+  _globals['_RELEASECACHE']._serialized_end=2473
+  _globals['_STARTPROFILE']._serialized_start=2475
+  _globals['_STARTPROFILE']._serialized_end=2489
+  _globals['_STOPPROFILE']._serialized_start=2491
+  _globals['_STOPPROFILE']._serialized_end=2504
+  _globals['_ENGINEADMINSERVICE']._serialized_start=2598
+  _globals['_ENGINEADMINSERVICE']._serialized_end=2727
+  _globals['_ROUTERADMINSERVICE']._serialized_start=2730
+  _globals['_ROUTERADMINSERVICE']._serialized_end=2859
 # @@protoc_insertion_point(module_scope)

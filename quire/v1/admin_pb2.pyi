@@ -57,17 +57,19 @@ class WorkerOutcome(_message.Message):
     def __init__(self, address: _Optional[str] = ..., outcome: _Optional[_Union[AdminOutcome, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.RequestError, _Mapping]] = ...) -> None: ...
 
 class AdminOutcome(_message.Message):
-    __slots__ = ("status", "aborted_requests", "files")
+    __slots__ = ("status", "aborted_requests", "files", "num_ranks")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ABORTED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     status: _common_pb2.EngineStatus
     aborted_requests: int
     files: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, status: _Optional[_Union[_common_pb2.EngineStatus, _Mapping]] = ..., aborted_requests: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+    num_ranks: int
+    def __init__(self, status: _Optional[_Union[_common_pb2.EngineStatus, _Mapping]] = ..., aborted_requests: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ..., num_ranks: _Optional[int] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
-    __slots__ = ("reset_prefix_cache", "pause", "resume", "sleep", "wake_up", "drain", "undrain", "abort", "start_profile", "stop_profile", "reset_encoder_cache", "update_weights")
+    __slots__ = ("reset_prefix_cache", "pause", "resume", "sleep", "wake_up", "drain", "undrain", "abort", "start_profile", "stop_profile", "reset_encoder_cache", "update_weights", "join_trainer", "start_weight_update", "receive_weights", "finish_weight_update", "name_weights", "release_cache")
     RESET_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +82,12 @@ class AdminCommand(_message.Message):
     STOP_PROFILE_FIELD_NUMBER: _ClassVar[int]
     RESET_ENCODER_CACHE_FIELD_NUMBER: _ClassVar[int]
     UPDATE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    JOIN_TRAINER_FIELD_NUMBER: _ClassVar[int]
+    START_WEIGHT_UPDATE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_WEIGHT_UPDATE_FIELD_NUMBER: _ClassVar[int]
+    NAME_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_CACHE_FIELD_NUMBER: _ClassVar[int]
     reset_prefix_cache: ResetPrefixCache
     pause: Pause
     resume: Resume
@@ -92,7 +100,13 @@ class AdminCommand(_message.Message):
     stop_profile: StopProfile
     reset_encoder_cache: ResetEncoderCache
     update_weights: UpdateWeights
-    def __init__(self, reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., sleep: _Optional[_Union[Sleep, _Mapping]] = ..., wake_up: _Optional[_Union[WakeUp, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ..., abort: _Optional[_Union[_engine_pb2.AbortRequest, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfile, _Mapping]] = ..., reset_encoder_cache: _Optional[_Union[ResetEncoderCache, _Mapping]] = ..., update_weights: _Optional[_Union[UpdateWeights, _Mapping]] = ...) -> None: ...
+    join_trainer: JoinTrainer
+    start_weight_update: StartWeightUpdate
+    receive_weights: ReceiveWeights
+    finish_weight_update: FinishWeightUpdate
+    name_weights: NameWeights
+    release_cache: ReleaseCache
+    def __init__(self, reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., sleep: _Optional[_Union[Sleep, _Mapping]] = ..., wake_up: _Optional[_Union[WakeUp, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ..., abort: _Optional[_Union[_engine_pb2.AbortRequest, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfile, _Mapping]] = ..., reset_encoder_cache: _Optional[_Union[ResetEncoderCache, _Mapping]] = ..., update_weights: _Optional[_Union[UpdateWeights, _Mapping]] = ..., join_trainer: _Optional[_Union[JoinTrainer, _Mapping]] = ..., start_weight_update: _Optional[_Union[StartWeightUpdate, _Mapping]] = ..., receive_weights: _Optional[_Union[ReceiveWeights, _Mapping]] = ..., finish_weight_update: _Optional[_Union[FinishWeightUpdate, _Mapping]] = ..., name_weights: _Optional[_Union[NameWeights, _Mapping]] = ..., release_cache: _Optional[_Union[ReleaseCache, _Mapping]] = ...) -> None: ...
 
 class ResetPrefixCache(_message.Message):
     __slots__ = ("preempts_running",)
@@ -153,6 +167,74 @@ class UpdateWeights(_message.Message):
     leaving: Leaving
     wait_ms: int
     def __init__(self, model_path: _Optional[str] = ..., weight_version: _Optional[str] = ..., leaving: _Optional[_Union[Leaving, str]] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class JoinTrainer(_message.Message):
+    __slots__ = ("master_address", "master_port", "first_rank", "world_size", "wait_ms", "packing")
+    MASTER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MASTER_PORT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    PACKING_FIELD_NUMBER: _ClassVar[int]
+    master_address: str
+    master_port: int
+    first_rank: int
+    world_size: int
+    wait_ms: int
+    packing: Packing
+    def __init__(self, master_address: _Optional[str] = ..., master_port: _Optional[int] = ..., first_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., wait_ms: _Optional[int] = ..., packing: _Optional[_Union[Packing, _Mapping]] = ...) -> None: ...
+
+class Packing(_message.Message):
+    __slots__ = ("is_packed", "buffer_bytes")
+    IS_PACKED_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    is_packed: bool
+    buffer_bytes: int
+    def __init__(self, is_packed: _Optional[bool] = ..., buffer_bytes: _Optional[int] = ...) -> None: ...
+
+class StartWeightUpdate(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReceiveWeights(_message.Message):
+    __slots__ = ("tensors", "wait_ms", "packing")
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    PACKING_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[SentTensor]
+    wait_ms: int
+    packing: Packing
+    def __init__(self, tensors: _Optional[_Iterable[_Union[SentTensor, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., packing: _Optional[_Union[Packing, _Mapping]] = ...) -> None: ...
+
+class SentTensor(_message.Message):
+    __slots__ = ("name", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FinishWeightUpdate(_message.Message):
+    __slots__ = ("weight_version", "leaving", "wait_ms")
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    weight_version: str
+    leaving: Leaving
+    wait_ms: int
+    def __init__(self, weight_version: _Optional[str] = ..., leaving: _Optional[_Union[Leaving, str]] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class NameWeights(_message.Message):
+    __slots__ = ("weight_version",)
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    weight_version: str
+    def __init__(self, weight_version: _Optional[str] = ...) -> None: ...
+
+class ReleaseCache(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StartProfile(_message.Message):
     __slots__ = ()

@@ -69,4 +69,4 @@ async def running_engine(
     finally:
         await server.server.stop(grace=0)
         if load:
-            await worker.loop.stop()
+            await worker.stop()

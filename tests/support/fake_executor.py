@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,15 @@ from engine_svc.plan import (
     TokenMasks,
     Transfers,
 )
-from engine_svc.upkeep import CheckWeights, ReleaseMemory, RestoreCache, RestoreWeights, StopProfile, Upkeep
+from engine_svc.upkeep import (
+    CheckWeights,
+    ReceiveTensors,
+    ReleaseMemory,
+    RestoreCache,
+    RestoreWeights,
+    StopProfile,
+    Upkeep,
+)
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
@@ -206,7 +215,7 @@ class FakeExecutor(Executor):
         self.asked.append(command)
         match command:
             case ReleaseMemory():
-                self._missing = {RestoreWeights, RestoreCache}
+                self._missing = {RestoreCache} if command.keeps_weights else {RestoreWeights, RestoreCache}
                 self._cache, self._rows = [], {}
                 if command.forgets_weights:
                     self._adapters.forget_all()
@@ -224,6 +233,8 @@ class FakeExecutor(Executor):
                 self.allocate(self._size)
             case StopProfile():
                 return ["fake.json"]
+            case ReceiveTensors():
+                (Path(command.folder) / "received.safetensors").touch()
         return []
 
     def close(self) -> None:

@@ -78,11 +78,6 @@ _MODEL: Mapping[str, Answer] = {
         "thinking_token_budget.",
         taken=("{}",),
     ),
-    "weight-transfer-config": refused(
-        "Weights are not received from other processes. Save them to a folder that the engines see, and send its path "
-        "to POST /update_weights_from_disk of --admin-port (docs/admin.md).",
-        taken=("{}",),
-    ),
     "diffusion-config": refused("Quire generates text token by token, and has no diffusion models.", taken=("{}",)),
     "ec-transfer-config": refused(_ENCODER_SERVERS),
     "ec-manager-config": refused(_ENCODER_SERVERS),
