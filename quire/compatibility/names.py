@@ -56,6 +56,14 @@ GET /v1/realtime, POST /init_weight_transfer_engine, POST /start_weight_update, 
 
 ROUTES = tuple(" ".join(_SERVED.split()).split(", "))  # method and path
 
+# What those that work do otherwise.
+NOTES_ON_ROUTES: Mapping[str, str] = MappingProxyType(
+    {
+        "GET /v1/realtime": "Audio is transcribed segment by segment, by any model that transcribes "
+        "([media.md](media.md#live-audio)); vLLM's model goes on writing while more of a segment arrives."
+    }
+)
+
 # Test → the flags that it uses.
 _TESTS = {
     "tests/clients/test_clients.py": "enable-tokenizer-info-endpoint",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.cli import COMMANDS as OWN
 from quire.compatibility.capabilities import CAPABILITIES, VALUES
 from quire.compatibility.fields import FIELDS
-from quire.compatibility.names import COMMANDS, METRICS, ROUTES, TESTS_OF_FLAGS
+from quire.compatibility.names import COMMANDS, METRICS, NOTES_ON_ROUTES, ROUTES, TESTS_OF_FLAGS
 from quire.compatibility.refused_fields import REFUSED as REFUSED_FIELDS
 from quire.compatibility.refused_routes import REFUSED_ROUTES
 from quire.options.base import OptionField
@@ -105,7 +105,7 @@ def route_rows() -> list[Row]:
     """Rows for the routes of vLLM's server."""
     test = "tests/gateway/endpoints/test_compatibility.py"
     refused = [Row(route, REFUSED, reason, test) for route, reason in REFUSED_ROUTES.items()]
-    return [*(Row(route, WORKS, "", test) for route in ROUTES), *refused]
+    return [*(Row(route, WORKS, NOTES_ON_ROUTES.get(route, ""), test) for route in ROUTES), *refused]
 
 
 def field_rows() -> list[Row]:
