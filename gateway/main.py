@@ -27,7 +27,7 @@ from gateway.errors import stopping
 from gateway.http_protocol import limited_protocol
 from gateway.media.conversations import ConversationMedia
 from gateway.pipeline import Pipeline
-from gateway.reasoning_parsers.registry import chosen_reasoning_parser
+from gateway.reasoning_parsers.registry import chosen_reasoning_parser, closing_text
 from gateway.requests.kv_transfer import KvTransferKey
 from gateway.requests.request_log import RequestLog
 from gateway.requests.statistics import RequestStatistics
@@ -155,6 +155,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: 
     pipeline = Pipeline(options.router_address, tokenizers, security, statistics, seeds, log, traces)
     tokenizer = Tokenizer(pipeline.texts.replicas, large_requests)
     reasoning_parser = chosen_reasoning_parser(options.reasoning)
+    closing = closing_text(options.reasoning, reasoning_parser)
     return GatewayContext(
         options,
         Fleet(pipeline.router_streams.routers),
@@ -166,7 +167,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: 
         SpeechFormats(tokenizer),
         ApiKeys(options.api_key, options.api_key_file, options.named_keys),
         Responses(open_store(options.responses)),
-        reasoning=ReasoningFormat(reasoning_parser, tokenizer) if reasoning_parser else None,
+        reasoning=ReasoningFormat(reasoning_parser, tokenizer, closing) if reasoning_parser else None,
         tool_parser=chosen_tool_parser(options.tools),
         tracer=tracer,
         kv_transfer_key=KvTransferKey(security.grpc_token) if options.enable_kv_transfer_params else None,

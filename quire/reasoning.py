@@ -14,6 +14,7 @@ from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
 
 MAX_MARK_TOKENS = 16
+MAX_CLOSING_TOKENS = 256
 # Variables of chat templates: how much to think, and whether, in templates that have such a switch. Those of DeepSeek,
 # Granite and Kimi use the second one.
 EFFORT = "reasoning_effort"
@@ -28,6 +29,7 @@ class ReasoningMarks(msgspec.Struct, frozen=True, array_like=True):
     is_open: bool = False  # whether the prompt has opened it already
     is_optional: bool = False  # reasoning only after a start mark; otherwise all up to the end mark is reasoning
     blank_token_ids: tuple[int, ...] = ()  # line breaks, which surround the marks and belong to neither part
+    closing_token_ids: tuple[int, ...] = ()  # forced before the end mark once a thinking budget is used up
 
     def check(self, parameter: str, vocab_size: int = 2**32) -> None:
         """Checks the marks.
@@ -35,17 +37,18 @@ class ReasoningMarks(msgspec.Struct, frozen=True, array_like=True):
         Raises:
             InvalidRequest: a mark has too many tokens, a required one has none, or a token is not in the vocabulary.
         """
-        for name, needed in (
-            ("start_token_ids", self.is_optional),
-            ("end_token_ids", True),
-            ("blank_token_ids", False),
+        for name, needed, most in (
+            ("start_token_ids", self.is_optional, MAX_MARK_TOKENS),
+            ("end_token_ids", True, MAX_MARK_TOKENS),
+            ("blank_token_ids", False, MAX_MARK_TOKENS),
+            ("closing_token_ids", False, MAX_CLOSING_TOKENS),
         ):
             token_ids = getattr(self, name)
             check_token_ids(f"{parameter}.{name}", token_ids, vocab_size)
             count = len(token_ids)
-            if not needed <= count <= MAX_MARK_TOKENS:
+            if not needed <= count <= most:
                 raise InvalidRequest(
-                    f"{parameter}.{name} has {count} tokens; it needs {int(needed)} to {MAX_MARK_TOKENS}.",
+                    f"{parameter}.{name} has {count} tokens; it needs {int(needed)} to {most}.",
                     parameter=parameter,
                 )
 

@@ -9,13 +9,14 @@ from quire.reasoning import ReasoningMarks
 
 
 class _State(NamedTuple):
-    """State of an output. Both fields are -1 if its reasoning has ended or it has none."""
+    """State of an output. All fields are -1 if its reasoning has ended or it has none."""
 
     opened: int  # matched tokens of a start mark; -1 once it cannot come any more
     ended: int  # matched tokens of an end mark
+    closed: int  # matched tokens of what is forced: what closes the reasoning, followed by an end mark
 
 
-_DONE = _State(-1, -1)
+_DONE = _State(-1, -1, -1)
 
 
 class _Step(NamedTuple):
@@ -37,7 +38,8 @@ class ThinkingAutomaton:
     tokens: list[list[int]]  # [states][classes], reasoning tokens added by a token
     begins: list[list[bool]]  # [states][classes], whether the count restarts with a token
     undecided: list[int]  # [states], reasoning tokens, unless they become a start mark
-    # [states], the next token of a start mark that has begun, else of the end mark; -1 outside of reasoning.
+    # [states], the next token of a start mark that has begun, else of an end mark or of what closes the reasoning, of
+    # whichever more has come; -1 outside of reasoning.
     marking: list[int]
 
     def follow(self, token_ids: list[int]) -> tuple[int, int]:
@@ -60,21 +62,34 @@ def make_automaton(marks: ReasoningMarks) -> ThinkingAutomaton:
     return _Builder(marks).build()
 
 
+class _Pattern:
+    """Finds a run of tokens, by the failure function of Knuth, Morris and Pratt."""
+
+    def __init__(self, token_ids: tuple[int, ...]) -> None:
+        self.token_ids = token_ids
+        # For each length of a prefix, the longest shorter prefix that is also its suffix.
+        self._shorter = [0] * len(token_ids)
+        for count in range(2, len(token_ids)):
+            self._shorter[count] = self.advance(self._shorter[count - 1], token_ids[count - 1])
+
+    def advance(self, matched: int, token_id: int) -> int:
+        """The number of matched tokens after one more token; before it, not all were matched."""
+        while matched and token_id != self.token_ids[matched]:
+            matched = self._shorter[matched]
+        return matched + (token_id == self.token_ids[matched])
+
+
 class _Builder:
     def __init__(self, marks: ReasoningMarks) -> None:
         self._marks = marks
         self._thinks = marks.is_open or not marks.is_optional
-        end = marks.end_token_ids
-        # Failure function of Knuth, Morris and Pratt: for each length of a prefix of the end mark, the longest shorter
-        # prefix that is also its suffix.
-        self._shorter = [0] * len(end)
-        for count in range(2, len(end)):
-            self._shorter[count] = self._advance_end(self._shorter[count - 1], end[count - 1])
+        self._end = _Pattern(marks.end_token_ids)
+        self._closing = _Pattern((*marks.closing_token_ids, *marks.end_token_ids))
 
     def build(self) -> ThinkingAutomaton:
         marks = self._marks
-        alphabet = list(dict.fromkeys((*marks.start_token_ids, *marks.end_token_ids, *marks.blank_token_ids)))
-        first = _State(0, 0) if marks.start_token_ids else _State(-1, 0) if self._thinks else _DONE
+        alphabet = list(dict.fromkeys((*marks.start_token_ids, *self._closing.token_ids, *marks.blank_token_ids)))
+        first = _State(0, 0, 0) if marks.start_token_ids else _State(-1, 0, 0) if self._thinks else _DONE
         numbers, steps = {first: 0}, []
         states = [first]
         for state in states:  # grows during the loop
@@ -95,16 +110,20 @@ class _Builder:
     def _marking(self, state: _State) -> int:
         if state is _DONE or state == _DONE or (state.opened >= 0 and not self._thinks):
             return -1
-        return self._marks.start_token_ids[state.opened] if state.opened > 0 else self._marks.end_token_ids[state.ended]
+        if state.opened > 0:
+            return self._marks.start_token_ids[state.opened]
+        if state.ended > state.closed:
+            return self._end.token_ids[state.ended]
+        return self._closing.token_ids[state.closed]
 
     def _step(self, state: _State, token_id: int) -> _Step:
         if state == _DONE:
             return _Step(_DONE, 0)
-        return self._think(state.ended, token_id) if state.opened < 0 else self._open(state, token_id)
+        return self._think(state, token_id) if state.opened < 0 else self._open(state, token_id)
 
-    def _think(self, ended: int, token_id: int) -> _Step:
-        ended = self._advance_end(ended, token_id)
-        return _Step(_DONE if ended == len(self._marks.end_token_ids) else _State(-1, ended), 1)
+    def _think(self, state: _State, token_id: int, opened: int = -1) -> _Step:
+        ended, closed = self._end.advance(state.ended, token_id), self._closing.advance(state.closed, token_id)
+        return _Step(_DONE if ended == len(self._end.token_ids) else _State(opened, ended, closed), 1)
 
     def _open(self, state: _State, token_id: int) -> _Step:
         """The step at the beginning of an output, where a start mark may come."""
@@ -112,20 +131,14 @@ class _Builder:
         if token_id == start[state.opened]:
             opened = state.opened + 1
             if opened == len(start):
-                return _Step(_State(-1, 0), 0, begins=True)
-            return _Step(_State(opened, state.ended), 0)
+                return _Step(_State(-1, 0, 0), 0, begins=True)
+            return _Step(state._replace(opened=opened), 0)
         if not state.opened and token_id in self._marks.blank_token_ids:
-            return _Step(_State(0, self._advance_end(state.ended, token_id)), 1) if self._thinks else _Step(state, 0)
+            return self._think(state, token_id, opened=0) if self._thinks else _Step(state, 0)
         if not self._thinks:
             return _Step(_DONE, 0)
-        following, count = _State(-1, state.ended), 0
+        following, count = state._replace(opened=-1), 0
         for passed in (*start[: state.opened], token_id):
             following, more, _ = self._step(following, passed)
             count += more
         return _Step(following, count)
-
-    def _advance_end(self, ended: int, token_id: int) -> int:
-        end = self._marks.end_token_ids
-        while ended and token_id != end[ended]:
-            ended = self._shorter[ended]
-        return ended + (token_id == end[ended])

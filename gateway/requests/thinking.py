@@ -19,6 +19,7 @@ class MarkTokens:
     end: tuple[int, ...]
     stretch_end: tuple[int, ...]  # empty if the format has a single stretch of reasoning
     blanks: tuple[int, ...]  # tokens consisting of line breaks
+    closing: tuple[int, ...] = ()  # what is forced before the end mark once a budget is used up
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def thinking_after(
         opened = not closed
     if closed or (parser.is_optional and not (opened or may_open)):
         return Thinking(is_open=False)
-    marks = ReasoningMarks(tokens.start, tokens.end, opened, opened or parser.is_optional, tokens.blanks)
+    optional = opened or parser.is_optional
+    marks = ReasoningMarks(tokens.start, tokens.end, opened, optional, tokens.blanks, tokens.closing)
     stretches = (tokens.start, tokens.stretch_end) if tokens.stretch_end else None
     return Thinking(opened or not parser.is_optional, marks, stretches)

@@ -19,8 +19,12 @@ _ANY_CHAT = b'[{"role": "user", "content": "?"}]'
 class ReasoningFormat:
     """A reasoning parser and the token ids of its marks, which the first request looks up."""
 
-    def __init__(self, parser: type[ReasoningParser], tokenizer: Tokenizer) -> None:
-        self.parser = parser
+    def __init__(self, parser: type[ReasoningParser], tokenizer: Tokenizer, closing: str = "") -> None:
+        """
+        Args:
+            closing: what is forced before the end mark once a thinking budget is used up.
+        """
+        self.parser, self._closing = parser, closing
         self._tokenizer = tokenizer
         self._tokens: MarkTokens | None = None
         self._is_opened_by_template: bool | None = None
@@ -61,8 +65,9 @@ class ReasoningFormat:
         return self._is_opened_by_template
 
     async def _ask(self) -> MarkTokens:
-        texts = (self.parser.start_mark, self.parser.end_mark, self.parser.stretch_end_mark, *_BLANKS)
-        start, end, stretch_end, *blanks = (
+        marks = self.parser.start_mark, self.parser.end_mark, self.parser.stretch_end_mark
+        texts = (*marks, self._closing, *_BLANKS)
+        start, end, stretch_end, closing, *blanks = (
             tuple(sequence.token_ids) for sequence in await self._tokenizer.encode(texts, add_special_tokens=False)
         )
-        return MarkTokens(start, end, stretch_end, tuple(dict.fromkeys(itertools.chain(*blanks))))
+        return MarkTokens(start, end, stretch_end, tuple(dict.fromkeys(itertools.chain(*blanks))), closing)

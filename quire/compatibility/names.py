@@ -104,7 +104,7 @@ _TESTS = {
     "tests/gateway/requests/test_request_log.py": (
         "enable-log-requests enable-log-outputs max-log-len log-error-stack"
     ),
-    "tests/gateway/reasoning_parsers/test_registry.py": "reasoning-parser-plugin",
+    "tests/gateway/reasoning_parsers/test_registry.py": "reasoning-config reasoning-parser-plugin",
     "tests/gateway/requests/test_thinking.py": "enable-reasoning reasoning-effort reasoning-parser",
     "tests/gateway/requests/test_tools.py": "enable-auto-tool-choice exclude-tools-when-tool-choice-none",
     "tests/gateway/media/test_conversations.py": "limit-mm-per-prompt",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
+
 from quire.errors import StartupError
 from quire.options.base import option
 from quire.options.structured_outputs import structured_outputs_config_option
@@ -19,6 +21,14 @@ PARSERS_OF_CALLS_TOO = ("openai_gptoss",)  # Harmony has a channel for tool call
 # Efforts that requests may ask for; templates use those they know.
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _DEFAULT_EFFORT = "medium"
+
+
+class ReasoningConfig(msgspec.Struct, frozen=True):
+    """Keys of --reasoning-config."""
+
+    reasoning_parser: str = ""
+    reasoning_start_str: str = ""
+    reasoning_end_str: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,12 +54,32 @@ class ReasoningOptions:
         choices=("", "low", "medium", "high"), metavar="[low|medium|high]",
     )  # fmt: skip
 
+    reasoning_config: dict[str, Any] = option(
+        {}, "Settings of reasoning as JSON, or key by key. Keys: reasoning_parser (same as --reasoning-parser), "
+        "reasoning_end_str (what ends the thinking once a thinking_token_budget is used up: any text, then the "
+        "parser's closing mark, which alone is the default) and reasoning_start_str (the parser's opening mark).",
+        schema=ReasoningConfig,
+    )  # fmt: skip
     structured_outputs_config: dict[str, Any] = structured_outputs_config_option()
 
     @property
     def parser(self) -> str:
         """The chosen parser, whichever flag it was given by; empty for none."""
-        return self.reasoning_parser or str(self.structured_outputs_config.get("reasoning_parser", ""))
+        return self.reasoning_parser or next(iter(self._configured.values()), "")
+
+    @property
+    def _configured(self) -> dict[str, str]:
+        """The parsers that configurations name, by their flags."""
+        given = {
+            "--structured-outputs-config": self.structured_outputs_config, "--reasoning-config": self.reasoning_config,
+        }  # fmt: skip
+        return {flag: str(name) for flag, config in given.items() if (name := config.get("reasoning_parser"))}
+
+    @property
+    def reasoning_strings(self) -> tuple[str, str]:
+        """What opens the reasoning, and what ends it once a budget is used up; empty for the parser's marks."""
+        config = msgspec.convert(self.reasoning_config, ReasoningConfig)
+        return config.reasoning_start_str, config.reasoning_end_str
 
     @property
     def plugin(self) -> str:
@@ -73,16 +103,16 @@ class ReasoningOptions:
             StartupError: reasoning is enabled without a parser, or disabled with one; or two flags name different
                 parsers, or an unknown one where no plugin may add it.
         """
-        named = self.structured_outputs_config.get("reasoning_parser") or self.parser
-        if named != self.parser:
+        for flag, named in self._configured.items():
+            if named != self.parser:
+                raise StartupError(
+                    f"{flag} has the reasoning_parser {named!r} and --reasoning-parser is {self.parser!r}: leave one "
+                    "of them out."
+                )
+        if not self.plugin and self.parser not in ("", *REASONING_PARSERS):
             raise StartupError(
-                f"--structured-outputs-config has the reasoning_parser {named!r} and --reasoning-parser is "
-                f"{self.parser!r}: leave one of them out."
-            )
-        if not self.plugin and named not in ("", *REASONING_PARSERS):
-            raise StartupError(
-                f"--reasoning-parser {named} does not exist. Choose one of {', '.join(REASONING_PARSERS)}, or add one "
-                "with --reasoning-parser-plugin."
+                f"--reasoning-parser {self.parser} does not exist. Choose one of {', '.join(REASONING_PARSERS)}, or "
+                "add one with --reasoning-parser-plugin."
             )
         if self.enable_reasoning is not None and self.enable_reasoning != bool(self.parser):
             raise StartupError(

@@ -243,18 +243,20 @@ class Constraint(_message.Message):
     def __init__(self, backend: _Optional[str] = ..., grammar: _Optional[bytes] = ..., key: _Optional[str] = ...) -> None: ...
 
 class ReasoningMarks(_message.Message):
-    __slots__ = ("start_token_ids", "end_token_ids", "is_open", "is_optional", "blank_token_ids")
+    __slots__ = ("start_token_ids", "end_token_ids", "is_open", "is_optional", "blank_token_ids", "closing_token_ids")
     START_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_OPEN_FIELD_NUMBER: _ClassVar[int]
     IS_OPTIONAL_FIELD_NUMBER: _ClassVar[int]
     BLANK_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     start_token_ids: _containers.RepeatedScalarFieldContainer[int]
     end_token_ids: _containers.RepeatedScalarFieldContainer[int]
     is_open: bool
     is_optional: bool
     blank_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, start_token_ids: _Optional[_Iterable[int]] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., is_open: _Optional[bool] = ..., is_optional: _Optional[bool] = ..., blank_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    closing_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, start_token_ids: _Optional[_Iterable[int]] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., is_open: _Optional[bool] = ..., is_optional: _Optional[bool] = ..., blank_token_ids: _Optional[_Iterable[int]] = ..., closing_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PoolingParameters(_message.Message):
     __slots__ = ("task", "dimensions", "normalize", "use_activation")

@@ -25,7 +25,7 @@ EVERYTHING = SamplingParameters(
     repetition_detection=RepetitionDetection(5, 2, 3),
     thinking_token_budget=4, num_speculative_tokens=2, routed_experts_prompt_start=3, vllm_xargs=b'{"a": 1}',
     logits_processors=(LogitsProcessorCall("a.B", b"[1]", b'{"c": 2}'), LogitsProcessorCall("d.E")),
-    reasoning=ReasoningMarks((4, 5), (6,), is_open=True, is_optional=True, blank_token_ids=(7,)),
+    reasoning=ReasoningMarks((4, 5), (6,), True, True, (7,), (8,)),
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.answers.context import NO_CONTEXT
 from gateway.answers.deltas import Content, Finish, FinishReason, Reasoning
-from gateway.reasoning_parsers.registry import chosen_reasoning_parser
+from gateway.reasoning_parsers.registry import chosen_reasoning_parser, closing_text
 from gateway.reasoning_parsers.tags import ThinkTags
 from quire.errors import StartupError
 from quire.options.reasoning import ReasoningOptions
@@ -54,3 +54,38 @@ def test_the_plugin_of_the_documentation(tmp_path: Path) -> None:
 def test_a_plugin_that_is_wrong_is_refused(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(StartupError, match=f"(?s){why}.*"):
         chosen_reasoning_parser(plugin(tmp_path, text))
+
+
+def configured(**config: str) -> ReasoningOptions:
+    """The options of --reasoning-config."""
+    options = ReasoningOptions(reasoning_config=config)
+    options.check()
+    return options
+
+
+def test_what_closes_the_reasoning() -> None:
+    options = configured(reasoning_parser="qwen3", reasoning_start_str="<think>", reasoning_end_str="Now.\n</think>\n")
+    assert chosen_reasoning_parser(options) is ThinkTags
+    assert closing_text(options, ThinkTags) == "Now.\n"
+    assert closing_text(configured(reasoning_parser="qwen3", reasoning_end_str="</think>"), ThinkTags) == ""
+    assert closing_text(ReasoningOptions(), None) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "parser", "words"),
+    [
+        ({"reasoning_start_str": "<ponder>"}, ThinkTags, "reasoning_start_str '<ponder>'.*looks for '<think>'"),
+        ({"reasoning_end_str": "That is it."}, ThinkTags, "must end with '</think>'"),
+        ({"reasoning_end_str": "</think>"}, None, "need a --reasoning-parser"),
+    ],
+)
+def test_other_marks_are_refused(config: dict[str, str], parser: type[ThinkTags] | None, words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        closing_text(ReasoningOptions(reasoning_config=config), parser)
+
+
+def test_two_parsers_are_refused() -> None:
+    with pytest.raises(
+        StartupError, match="--reasoning-config has the reasoning_parser 'qwen3' and --reasoning-parser"
+    ):
+        ReasoningOptions("glm45", reasoning_config={"reasoning_parser": "qwen3"}).check()
