@@ -227,6 +227,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     # slot -> the position of its first row and the rows of tokens from there on (see RoutedExpertsForm): those that the
     # step computed, and before them, for a new sequence, those that were cached.
     routed_experts: dict[int, tuple[int, bytes]] = {}
+    # slot -> for each token of its run, those that it was sampled from; only with --return-sampling-mask.
+    sampling_masks: dict[int, list[list[int]]] = {}
     is_dual_batch: bool = False  # the step ran as two halves: see parallel/dual_batch.py
     stages: list[StageTimes] = []  # a rank's own stage, or all stages once merged; empty with one stage
 

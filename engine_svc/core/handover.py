@@ -131,6 +131,7 @@ def joined(steps: Sequence[list[SequenceDelta]]) -> list[SequenceDelta]:
                 delta = msgspec.structs.replace(
                     delta, token_ids=before.token_ids + delta.token_ids, num_previous_tokens=before.num_previous_tokens,
                     routed_experts=before.routed_experts and before.routed_experts + (delta.routed_experts or []),
+                    sampling_masks=before.sampling_masks and before.sampling_masks + (delta.sampling_masks or []),
                 )  # fmt: skip
                 found[place] = None
             places[sequence] = len(found)

@@ -86,6 +86,7 @@ class LiveRequests:
         prompt_logprobs: list[PositionLogprobs] | None = None,
         stop_token_id: int | None = None,
         routed_experts: list[bytes] | None = None,
+        sampling_masks: list[list[int]] | None = None,
     ) -> None:
         """Ends one sequence, and its request if this was the last unfinished one."""
         live, choice = sequence.owner, sequence.choice_index
@@ -99,7 +100,7 @@ class LiveRequests:
                 live.key, choice, token_ids, logprobs, prompt_logprobs, reason, stop_token_id, final, usage,
                 ended_by_constraint=reason is FinishReason.STOP and not by_token,
                 num_previous_tokens=sequence.num_output_tokens - len(token_ids) if token_ids else None,
-                routed_experts=routed_experts,
+                routed_experts=routed_experts, sampling_masks=sampling_masks,
             )
         )  # fmt: skip
 

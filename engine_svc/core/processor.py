@@ -76,7 +76,8 @@ class StepProcessor:
         sampling, logprobs = batch.sampling, result.logprobs
         for slot, run in zip(result.sampled_slots, result.sampled_token_ids, strict=True):
             if sequence := holders.get(slot):
-                self._append(sequence, run, sampling[slot], batch.longest_runs.get(slot), logprobs.get(slot), now)
+                most, masks = batch.longest_runs.get(slot), result.sampling_masks.get(slot)
+                self._append(sequence, run, sampling[slot], most, logprobs.get(slot), masks, now)
         for slot, guessed in result.draft_token_ids.items():
             if self._drafter is not None and (sequence := holders.get(slot)):
                 self._drafter.take(sequence, guessed)
@@ -116,6 +117,7 @@ class StepProcessor:
         num_sampled_positions: int,
         most: int | None,
         logprobs: list[PositionLogprobs] | None,
+        masks: list[list[int]] | None,
         now: float,
     ) -> None:
         """Appends a run of tokens as far as it counts, and reports it.
@@ -132,7 +134,7 @@ class StepProcessor:
         run = run[:most]
         if ending := find_ending(sequence, run):
             run = run[: ending.num_tokens]
-        logprobs = logprobs and logprobs[: len(run)]
+        logprobs, masks = logprobs and logprobs[: len(run)], masks and masks[: len(run)]
         sequence.append(run, num_sampled_positions)
         if is_past_end and sequence.follower is not None:
             sequence.follower.find_end()
@@ -152,11 +154,14 @@ class StepProcessor:
                 SequenceDelta(
                     live.key, sequence.choice_index, run, logprobs, prompt_logprobs,
                     num_previous_tokens=sequence.num_output_tokens - count, routed_experts=routed,
+                    sampling_masks=masks,
                 )
             )  # fmt: skip
         else:
             stop_token_id = ending.stop_token_id
-            self._requests.finish(sequence, ending.reason, run, logprobs, prompt_logprobs, stop_token_id, routed)
+            self._requests.finish(
+                sequence, ending.reason, run, logprobs, prompt_logprobs, stop_token_id, routed, masks
+            )  # fmt: skip
 
     def _finish_prefill(self, sequence: Sequence) -> None:
         """Starts the request's other sequences, which share the prompt's blocks, once it is first computed."""

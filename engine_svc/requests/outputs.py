@@ -58,6 +58,7 @@ class SequenceDelta(msgspec.Struct, frozen=True):
     num_previous_tokens: int | None = None  # of the sequence's output; None without token_ids
     # For each of token_ids, the rows of the tokens that were computed for it: see RoutedExpertsForm.
     routed_experts: list[bytes] | None = None
+    sampling_masks: list[list[int]] | None = None  # for each of token_ids, those that it was sampled from
     pooled: tuple[PooledOutput, ...] = ()  # outputs of a pooling request, on its only delta
 
 

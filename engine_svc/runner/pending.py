@@ -130,6 +130,7 @@ class PendingStep:
             sampled_slots=list(sampled),
             sampled_token_ids=list(sampled.values()),
             logprobs=runs.logprobs,
+            sampling_masks=runs.sampling_masks,
             prompt_logprobs={
                 slot: [position for part in parts for position in part.read()]
                 for slot, parts in self._prompt_scores.items()

@@ -105,11 +105,11 @@ class Runner:
         self._adapters = StepAdapters(loaded.adapters, max_num_seqs, self._token_budget)
         self._answers: Answers | None = None  # only in the last pipeline stage
         if stage.is_last:
-            speculation = options.speculative.chosen()
-            typical = speculation and speculation.typical_acceptance
+            typical = (speculation := options.speculative.chosen()) and speculation.typical_acceptance
             sampler = Sampler(
                 max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
                 processors, self._attention.kernels, TypicalAcceptance(*typical) if typical else None,
+                returns_masks=options.generation.return_sampling_mask,
             )  # fmt: skip
             drafting = self._make_drafting(Target(loaded, model, options, groups.of_draft(), device), sampler)
             self._answers = Answers(

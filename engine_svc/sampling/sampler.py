@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,6 +12,7 @@ from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.plan import OVERFLOW, PositionLogprobs, SamplingPlan, TokenMasks
 from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.choosers import Chooser, TorchChooser
+from engine_svc.sampling.kept_tokens import KeptTokens, has_few, kept_tokens
 from engine_svc.sampling.logprobs import PROCESSED, Alternatives, ScoredPositions, Scoring, make_scoring
 from engine_svc.sampling.native import NativeChooser
 from engine_svc.sampling.rows import SampledRows
@@ -51,6 +52,11 @@ class SampleOutput:
     token_ids: torch.Tensor  # the same, on the host
     broken: BrokenRows
     scores: list[tuple[list[int], ScoredPositions]]  # (rows, their scores), for rows that want them
+    kept: list[tuple[list[int], KeptTokens]] = field(default_factory=list)  # the same for what truncation has kept
+
+    def sampling_masks(self) -> dict[int, list[int]]:
+        """The tokens that truncation has kept by row, for rows that want them."""
+        return {row: each for rows, kept in self.kept for row, each in zip(rows, kept.read(), strict=True)}
 
     def logprobs(self) -> dict[int, PositionLogprobs]:
         """Logprobs by row, for rows that want them."""
@@ -73,6 +79,7 @@ class Sampler:
         processors: Sequence[type[LogitsProcessor]] = (),
         kernels: Kernels | None = None,
         acceptance: TypicalAcceptance | None = None,
+        returns_masks: bool = False,
     ) -> None:
         """
         Args:
@@ -80,8 +87,9 @@ class Sampler:
             processors: logits processors of the operator.
             kernels: C++ kernels for the rank's CPU; None means torch.
             acceptance: accepts likely drafts in place of the sampled tokens; None means that drafts must equal them.
+            returns_masks: whether to tell which tokens truncation has kept.
         """
-        self._acceptance = acceptance
+        self._acceptance, self._returns_masks = acceptance, returns_masks
         self._scoring = make_scoring(logprobs_mode)
         self._vocab_size = vocab_size
         self._device = device
@@ -144,7 +152,11 @@ class Sampler:
             self._chooser.takes_parts(state.parameters)
             and self._stages.takes_parts(slot)
             and (state.parameters.logprobs is None or self._scores_parts(state.parameters, state.alternatives.count))
+            and not self._wants_mask(state)
         )
+
+    def _wants_mask(self, state: SlotState) -> bool:
+        return self._returns_masks and has_few(state.parameters)
 
     def _scores_parts(self, parameters: SamplingParameters, count: int) -> bool:
         """Whether parts can be scored; not if scores depend on what top-k and top-p have kept."""
@@ -171,9 +183,17 @@ class Sampler:
             for scoring, rows_wanting in wanting.items()
             for some in _in_parts(rows_wanting, _MOST_PROCESSED if scoring.is_processed else len(rows_wanting))
         ]
+        masked = [row for row, state in enumerate(states) if self._wants_mask(state)]
+        kept = [(some, self._keep(logits, token_ids, states, some)) for some in _in_parts(masked, _MOST_PROCESSED)]
         for recorder in recorders:  # last, because it cannot be undone
             recorder.record(token_ids)
-        return SampleOutput(rows, token_ids, to_host(token_ids), BrokenRows(rows.slots, to_host(broken)), scores)
+        return SampleOutput(rows, token_ids, to_host(token_ids), BrokenRows(rows.slots, to_host(broken)), scores, kept)
+
+    def _keep(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, states: list[SlotState], rows: list[int]
+    ) -> KeptTokens:
+        index = self._index(rows)
+        return kept_tokens(logits[index], [states[row].parameters for row in rows], token_ids[index])
 
     def _choose(
         self, logits: torch.Tensor, rows: SampledRows, part: VocabularyPart | None

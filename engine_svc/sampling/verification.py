@@ -67,6 +67,7 @@ class Runs:
 
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)  # of sequences that want them
+    sampling_masks: dict[int, list[list[int]]] = field(default_factory=dict)  # the same
     failed: dict[int, str] = field(default_factory=dict)  # slot → reason
 
 
@@ -75,13 +76,15 @@ def read_runs(outputs: Sequence[SampleOutput]) -> Runs:
     runs = Runs()
     ended: set[int] = set()
     for output in outputs:
-        logprobs = output.logprobs()
+        logprobs, masks = output.logprobs(), output.sampling_masks()
         for row, slot, token_id, is_broken, draft in _read(output):
             if slot in ended:
                 continue
             runs.token_ids.setdefault(slot, []).append(token_id)
             if row in logprobs:
                 runs.logprobs.setdefault(slot, []).append(logprobs[row])
+            if row in masks:
+                runs.sampling_masks.setdefault(slot, []).append(masks[row])
             if is_broken:
                 runs.failed[slot] = OVERFLOW
             if is_broken or token_id != draft:

@@ -118,6 +118,8 @@ def add_delta(deltas: Any, delta: SequenceDelta, stream_id: int) -> None:
         _add_logprobs(message.prompt_logprobs, delta.prompt_logprobs)
     if delta.routed_experts:
         message.routed_experts.extend(delta.routed_experts)
+    for token_ids in delta.sampling_masks or ():
+        message.sampling_masks.add(token_ids=token_ids)
     if delta.finish_reason is None:
         return
     message.finish_reason = FINISH_REASONS[delta.finish_reason]

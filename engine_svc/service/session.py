@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Most bytes of log-probabilities kept for a client that does not read.
 _MAX_LARGE_BYTES = 2**30
-_MANY_BYTES = 2**16  # of a delta's routed experts, so that those of a frame with many sequences fit a message
+_MANY_BYTES = 2**16  # of routed experts and sampling masks, so that those of a frame with many sequences fit a message
 
 
 class EngineSession:
@@ -163,6 +163,7 @@ class EngineSession:
 
 
 def _is_large(delta: SequenceDelta) -> bool:
-    """Whether each token of the delta has very many logprobs, or a long prompt's routed experts come with it."""
+    """Whether each token of the delta has very many logprobs, or much else comes with it."""
     has_many_logprobs = delta.logprobs is not None and len(delta.logprobs[0].token_ids) > MANY_LOGPROBS
-    return has_many_logprobs or sum(map(len, delta.routed_experts or ())) > _MANY_BYTES
+    beside = sum(map(len, delta.routed_experts or ())) + 4 * sum(map(len, delta.sampling_masks or ()))
+    return has_many_logprobs or beside > _MANY_BYTES

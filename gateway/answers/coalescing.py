@@ -69,6 +69,7 @@ def _joined(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
         tuple(itertools.chain.from_iterable(update.scores for update in updates)),
         next((update.prompt_scores for update in updates if update.prompt_scores), ()),
         tuple(itertools.chain.from_iterable(update.routed_experts for update in updates)),
+        tuple(itertools.chain.from_iterable(update.sampling_masks for update in updates)),
     )
 
 

@@ -36,6 +36,7 @@ class CollectedChoice:
         self.scores: list[TokenScore] = []
         self.prompt_scores: Sequence[PromptScore] = ()
         self.routed_experts: list[bytes] = []
+        self.sampling_masks: list[Sequence[int]] = []
         self.finish = Finish(FinishReason.ABORT)  # until it is known
         self.ended = False
         self._parts: list[tuple[Content | Reasoning | ToolCall, io.StringIO]] = []  # with buffers of their text
@@ -67,6 +68,7 @@ class CollectedChoice:
         self.token_ids += update.token_ids
         self.scores += update.scores
         self.routed_experts += update.routed_experts
+        self.sampling_masks += update.sampling_masks
         self.prompt_scores = self.prompt_scores or update.prompt_scores
 
     def _add_delta(self, delta: Delta) -> None:

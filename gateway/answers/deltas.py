@@ -80,6 +80,7 @@ class ChoiceUpdate(msgspec.Struct, frozen=True):
     prompt_scores: Sequence[PromptScore] = ()
     # One entry per token, if engines return them: see GenerationDelta.routed_experts.
     routed_experts: tuple[bytes, ...] = ()
+    sampling_masks: tuple[tuple[int, ...], ...] = ()  # for each token those that it was sampled from, if returned
 
     @property
     def finish(self) -> Finish | None:

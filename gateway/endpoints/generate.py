@@ -76,6 +76,8 @@ class _Answer(GenerationAnswer[CompletionRequest, GenerateChoice]):
         choice = GenerateChoice(index=update.index, routed_experts=self._routed(update.routed_experts))
         if self._with_text:
             choice.text = content_of(update.deltas)
+        if update.sampling_masks:
+            choice.sampling_mask = update.sampling_masks
         if update.scores:
             choice.logprobs = self._logprobs(update.scores)
         return choice
@@ -110,6 +112,7 @@ class _Answer(GenerationAnswer[CompletionRequest, GenerateChoice]):
             finish_reason=choice.finish.reason.value,
             stop_reason=choice.finish.stop_reason,
             routed_experts=self._routed(choice.routed_experts),
+            sampling_mask=choice.sampling_masks or UNSET,
         )
 
     def _logprobs(self, scores: Sequence[TokenScore]) -> ChatLogprobs | GenerateLogprobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -94,6 +95,7 @@ class GenerateChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     routed_experts: str | UnsetType | None = UNSET
+    sampling_mask: Sequence[Sequence[int]] | UnsetType = UNSET
 
 
 class GenerateChunk(msgspec.Struct, kw_only=True):

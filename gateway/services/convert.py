@@ -201,18 +201,18 @@ def to_update(index: int, delta: common_pb2.GenerationDelta, text: tokenizer_pb2
         index: of the choice, counted over all prompts.
     """
     deltas: tuple[Delta, ...] = (Content(text.text),) if text.text else ()
-    routed = tuple(delta.routed_experts)
+    routed, masks = tuple(delta.routed_experts), tuple(tuple(mask.token_ids) for mask in delta.sampling_masks)
     if not (delta.finish_reason or delta.logprobs or delta.prompt_logprobs or text.HasField("stop_string")):
-        return ChoiceUpdate(index, deltas, tuple(delta.token_ids), routed_experts=routed)
+        return ChoiceUpdate(index, deltas, tuple(delta.token_ids), routed_experts=routed, sampling_masks=masks)
     token_ids, scores = tuple(delta.token_ids), _scores(delta, text)
     if text.HasField("stop_string"):
         deltas += (Finish(FinishReason.STOP, text.stop_string),)
         used = text.tokens_used
-        token_ids, scores, routed = token_ids[:used], scores[:used], routed[:used]
+        token_ids, scores, routed, masks = token_ids[:used], scores[:used], routed[:used], masks[:used]
     elif reason := _FINISH.get(delta.finish_reason):
         deltas += (Finish(reason, _stop_reason(reason, delta)),)
     prompt_scores = _PromptScores(delta.prompt_logprobs) if delta.prompt_logprobs else ()
-    return ChoiceUpdate(index, deltas, token_ids, scores, prompt_scores, routed)
+    return ChoiceUpdate(index, deltas, token_ids, scores, prompt_scores, routed, masks)
 
 
 def token_by_token(delta: common_pb2.GenerationDelta) -> Iterator[common_pb2.GenerationDelta]:
@@ -223,12 +223,14 @@ def token_by_token(delta: common_pb2.GenerationDelta) -> Iterator[common_pb2.Gen
             token_ids=delta.token_ids[place : place + 1], logprobs=delta.logprobs[place : place + 1],
             prompt_logprobs=() if place else delta.prompt_logprobs,
             routed_experts=delta.routed_experts[place : place + 1],
+            sampling_masks=delta.sampling_masks[place : place + 1],
         )  # fmt: skip
     yield common_pb2.GenerationDelta(
         token_ids=delta.token_ids[last:], logprobs=delta.logprobs[last:],
         prompt_logprobs=() if earlier else delta.prompt_logprobs, finish_reason=delta.finish_reason,
         stop_token_id=delta.stop_token_id if delta.HasField("stop_token_id") else None,
         ended_by_constraint=delta.ended_by_constraint, routed_experts=delta.routed_experts[last:],
+        sampling_masks=delta.sampling_masks[last:],
     )  # fmt: skip
 
 

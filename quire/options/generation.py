@@ -56,6 +56,10 @@ class GenerationOptions:
         False, "Returns with each answer of a model with experts which experts of each layer its tokens were routed "
         "to: routed_experts, an array in base64.", affects_output=True,
     )  # fmt: skip
+    return_sampling_mask: bool = option(
+        False, "Returns with each token of /inference/v1/generate which tokens it was sampled from: sampling_mask, for "
+        "requests with a temperature and a top_k of at most 2,048.", affects_output=True,
+    )  # fmt: skip
     skip_tokenizer_init: bool = skip_tokenizer_option()
     logits_processors: tuple[str, ...] = option(
         (), "Fully qualified name of a class derived from quire.logits_processor.LogitsProcessor, applied to every "

@@ -37,6 +37,7 @@ class Output:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     routed_experts: list[bytes] = field(default_factory=list)
+    sampling_masks: list[list[int]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     usage: Usage | None = None
@@ -127,6 +128,7 @@ def run_requests(engine: Engine, requests: list[GenerationRequest]) -> list[list
             output.logprobs += delta.logprobs or []
             output.prompt_logprobs += delta.prompt_logprobs or []
             output.routed_experts += delta.routed_experts or []
+            output.sampling_masks += delta.sampling_masks or []
             output.finish_reason = delta.finish_reason or output.finish_reason
             output.stop_token_id = delta.stop_token_id
             output.usage = delta.usage or output.usage

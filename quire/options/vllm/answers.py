@@ -72,7 +72,6 @@ _SERVER: Mapping[str, Answer] = {
 
 _MODEL: Mapping[str, Answer] = {
     "renderer-num-workers": no_effect(_TOKENIZERS, taken=("1",)),
-    "return-sampling-mask": refused("Quire does not return which tokens could be sampled; use logprobs."),
     "diffusion-config": refused("Quire generates text token by token, and has no diffusion models.", taken=("{}",)),
     "ec-transfer-config": refused(_ENCODER_SERVERS),
     "ec-manager-config": refused(_ENCODER_SERVERS),

@@ -69,3 +69,12 @@ def test_a_model_has_the_defaults_of_its_generation_config() -> None:
 )  # fmt: skip
 def test_what_a_model_reads(fields: dict[str, Any], media: tuple[MediaKind, ...]) -> None:
     assert to_served_model(common_pb2.ModelInfo(served_model_names=["a"], **fields)).media == media
+
+
+def test_what_comes_with_each_token_ends_with_a_stop_string() -> None:
+    masks = [common_pb2.TokenIds(token_ids=[7, 1]), common_pb2.TokenIds(token_ids=[8])]
+    delta = common_pb2.GenerationDelta(token_ids=[7, 8], sampling_masks=masks, routed_experts=[b"ab", b"c"])
+    whole = to_update(0, delta)
+    assert (whole.sampling_masks, whole.routed_experts) == (((7, 1), (8,)), (b"ab", b"c"))
+    cut = to_update(0, delta, tokenizer_pb2.TextDelta(stop_string="x", tokens_used=1))
+    assert (cut.token_ids, cut.sampling_masks, cut.routed_experts) == ((7,), ((7, 1),), (b"ab",))
