@@ -226,6 +226,26 @@ class _Qwen3Omni(_Qwen3Audio):
     order = SoundOrder(tokens_per_second=13)
 
 
+class _GraniteSpeech(AudioProcessor):
+    """Granite Speech: a single row of any length, of two frames each."""
+
+    @functools.cached_property
+    def _log_mel(self) -> LogMel:
+        own = self._settings
+        return LogMel(own.feature_size, own.sampling_rate, own.n_fft, own.hop_length, torchaudio_window=own.win_length)
+
+    def _features(self, samples: Samples) -> tuple[Floats, Mask]:
+        """See AudioProcessor. [1, pairs of frames, both frames' mels]; a last frame without another is left out."""
+        frames = self._log_mel.of(samples).T
+        pairs = np.ascontiguousarray(frames[: len(frames) // 2 * 2]).reshape(1, -1, 2 * frames.shape[1])
+        return pairs, np.ones(pairs.shape[:2], np.bool_)
+
+    def _num_tokens(self, num_frames: int) -> int:
+        """See AudioProcessor."""
+        window = self._settings.projector_window_size
+        return -(-num_frames // window) * (window // self._settings.projector_downsample_rate)
+
+
 class _Whisper(_ChunkedAudio):
     """Whisper: a single part, all of whose embeddings the model sees, those of the padding too. More fill it up."""
 
@@ -301,6 +321,7 @@ class _Gemma4UnifiedAudio(_Gemma4Audio):
 
 _CLASSES: Mapping[str, type[AudioProcessor]] = {
     "Qwen2AudioProcessor": _Qwen2Audio, "AudioFlamingo3Processor": _ChunkedAudio, "GlmAsrProcessor": _GlmAudio,
+    "GraniteSpeechProcessor": _GraniteSpeech,
     "Qwen2_5OmniProcessor": _Qwen25Omni, "Qwen3ASRProcessor": _Qwen3Audio, "Qwen3OmniMoeProcessor": _Qwen3Omni,
     "WhisperProcessor": _Whisper, "Gemma3nProcessor": _Gemma3nAudio, "Gemma4Processor": _Gemma4Audio,
     "Gemma4UnifiedProcessor": _Gemma4UnifiedAudio,

@@ -11,7 +11,7 @@ from typing import Any
 
 # Files with the settings; in the first, those of the feature extractor may be a part.
 _FILES = ("processor_config.json", "preprocessor_config.json")
-_PART = "feature_extractor"
+_PARTS = ("feature_extractor", "audio_processor")
 # Processors of models some of which do not hear: the field of config.json with what others hear with.
 _HEARING = MappingProxyType({"Gemma4Processor": "audio_config", "Gemma4UnifiedProcessor": "audio_config"})
 
@@ -31,6 +31,9 @@ class AudioSettings:
         min_length: samples to which shorter audio is padded.
         max_audio_len: seconds that an audio may have; at least a chunk's.
         audio_samples_per_token: samples of an embedding, in models without an encoder.
+        win_length: samples of these in the middle that a frame really sees, for Granite Speech's processor.
+        projector_window_size: frames of the encoder that become a few embeddings together, for that processor.
+        projector_downsample_rate: how many times fewer these are.
         audio_seq_length: embeddings of any audio, in models that give all audios as many.
     """
 
@@ -44,6 +47,9 @@ class AudioSettings:
     chunk_length: int = 30
     min_length: int = 0
     audio_samples_per_token: int = 640
+    win_length: int = 400
+    projector_window_size: int = 15
+    projector_downsample_rate: int = 5
     audio_seq_length: int = 188
 
     def updated(self, changes: Mapping[str, Any]) -> AudioSettings:
@@ -59,6 +65,7 @@ DEFAULTS: Mapping[str, AudioSettings] = MappingProxyType({
         AudioSettings("Qwen2AudioProcessor", "<|AUDIO|>"),
         AudioSettings("AudioFlamingo3Processor", "<sound>", 600),
         AudioSettings("GlmAsrProcessor", "<|pad|>", 655),
+        AudioSettings("GraniteSpeechProcessor", "<|audio|>", 600, n_fft=512),
         AudioSettings("Qwen2_5OmniProcessor", "<|AUDIO|>", 300, feature_size=128, chunk_length=300),
         AudioSettings("Qwen3ASRProcessor", "<|audio_pad|>", 900, feature_size=128, min_length=8000),
         AudioSettings("Qwen3OmniMoeProcessor", "<|audio_pad|>", 900, feature_size=128),
@@ -85,7 +92,7 @@ def read_audio_settings(folder: Path) -> AudioSettings | None:
             own = json.loads((folder / name).read_bytes())
             if not isinstance(own, dict):
                 raise ValueError(f"{name} has no object")
-            found |= (own.get(_PART) or {}) | own
+            found |= next((own[part] for part in _PARTS if own.get(part)), {}) | own
     defaults = DEFAULTS.get(found.get("processor_class", ""))
     return defaults.updated(found) if defaults and _hears(folder, defaults.processor_class) else None
 

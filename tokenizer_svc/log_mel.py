@@ -19,7 +19,10 @@ _FLOOR, _RANGE = 1e-10, 8.0  # the least power; powers of ten below the greatest
 class LogMel:
     """Makes the spectrograms of a model."""
 
-    def __init__(self, num_mels: int, rate: int, num_fft: int, hop: int, greatest: float | None = None) -> None:
+    def __init__(
+        self, num_mels: int, rate: int, num_fft: int, hop: int, greatest: float | None = None,
+        torchaudio_window: int = 0,
+    ) -> None:  # fmt: skip
         """
         Args:
             num_mels: bands of a spectrogram.
@@ -27,17 +30,23 @@ class LogMel:
             num_fft: samples that a frame looks at.
             hop: samples from a frame to the next.
             greatest: power of ten that counts as the greatest one; None means that of the samples themselves.
+            torchaudio_window: how many of these samples, in their middle, a frame really sees, for spectrograms as
+                torchaudio makes them, with other bands and one more frame; 0 means Whisper's.
         """
         self._num_fft, self._hop, self._greatest = num_fft, hop, greatest
+        self._num_more = int(torchaudio_window > 0)
+        norm, scale = (None, "htk") if torchaudio_window else ("slaney", "slaney")
         self._filters: Floats = mel_filter_bank(
             num_frequency_bins=1 + num_fft // 2, num_mel_filters=num_mels, min_frequency=0.0,
-            max_frequency=_MAX_FREQUENCY, sampling_rate=rate, norm="slaney", mel_scale="slaney",
+            max_frequency=_MAX_FREQUENCY, sampling_rate=rate, norm=norm, mel_scale=scale,
         ).astype(np.float32)  # fmt: skip
-        self._window: Floats = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(num_fft) / num_fft)).astype(np.float32)
+        size = torchaudio_window or num_fft
+        window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)).astype(np.float32)
+        self._window: Floats = np.pad(window, (num_fft - size) // 2)
 
     def of(self, samples: Floats) -> Floats:
         """The spectrogram [mels, frames] of samples, of which there is at least a frame's hop."""
-        num_frames = len(samples) // self._hop
+        num_frames = len(samples) // self._hop + self._num_more
         padded = np.pad(samples, self._num_fft // 2, mode="reflect")
         frames = np.lib.stride_tricks.sliding_window_view(padded, self._num_fft)[:: self._hop][:num_frames]
         found = np.empty((self._filters.shape[1], num_frames), np.float32)

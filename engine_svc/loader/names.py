@@ -18,7 +18,7 @@ _OF_OTHERS = (
     "vision_tower.", "vision_model.", "vision_encoder.", "vision_embedder.", "visual.", "multi_modal_projector.",
     "mm_projector.", "projector.", "mlp1.", "embed_vision.", "embed_audio.", "vision_projection.", "connector.",
     "density_router.", "layerwise_projectors.", "spatial_projectors.", "mlp_AR.", "image_newline", "audio_tower.",
-    "talker.", "token2wav.", "code2wav.", "merger.", "vit.", "visual_embeddings_table.",
+    "encoder.", "talker.", "token2wav.", "code2wav.", "merger.", "vit.", "visual_embeddings_table.",
     "view_separator", "view_seperator", "sam_model.", "qwen2_model.",
 )  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")

@@ -16,7 +16,9 @@ from engine_svc.media.unfit import UnfitImage
 from quire.images import FEATURE_MASKS, FEATURES, Image, ImageInput
 from quire.media import MediaKind, filled_up
 
-_MOST_FRAMES = 3000  # of an audio for Gemma 3n and 4: 30 s
+# Frames of an audio for encoders of one piece of any length: 30 s for Gemma 3n and 4.
+_MOST_FRAMES = {"granite_speech_encoder": 30_000}
+_MOST_OF_OTHERS = 3000
 _MOST_ROWS = 8  # pieces of an audio that are encoded at once, so that memory stays bounded
 _FRAMES_AT_ONCE = 1600  # the same, of one whose frames hear only those before them
 
@@ -43,14 +45,15 @@ class AudioEncoder:
             self.token_ids = [config.audio_token_id]
         self._model = model
         self._dtype, self._device = dtype, device
-        self._checks = _AudioChecks(config if is_whole else config.audio_config, self.frames_per_token)
+        audio = getattr(config, "encoder_config", None) or getattr(config, "audio_config", None)
+        self._checks = _AudioChecks(config if is_whole else audio, self.frames_per_token)
         self._features: Callable[[torch.Tensor, torch.Tensor], Any]
         if is_whole:
             self._features = self._of_encoder
         elif self.frames_per_token:
             self._features = self._of_live
-        elif config.model_type == "voxtral":
-            self._features = self._of_voxtral
+        elif config.model_type in ("granite_speech", "voxtral"):
+            self._features = self._of_all
         elif config.model_type in ("gemma4", "gemma4_unified"):
             self._features = self._of_gemma4
         else:
@@ -80,8 +83,8 @@ class AudioEncoder:
         rows = self._model.encoder(features).last_hidden_state
         return torch.nn.functional.pad(rows, (0, 0, 0, filled_up(rows.shape[1]) - rows.shape[1]))
 
-    def _of_voxtral(self, features: torch.Tensor, mask: torch.Tensor) -> Any:
-        """Of Voxtral, which hears the silence that fills an audio up.
+    def _of_all(self, features: torch.Tensor, mask: torch.Tensor) -> Any:
+        """Of Voxtral, which hears the silence that fills an audio up, and of Granite Speech, where nothing does.
 
         Args: see `_of_qwen2`.
         """
@@ -146,12 +149,13 @@ class _AudioChecks:
         self._window: int = frames_per_token or 2 * getattr(audio, "n_window", 0)
         self._frames: int = 2 * next((getattr(audio, name) for name in names if hasattr(audio, name)), 0)
         self._is_upright = not (self._window or self._frames)  # whether frames come before the bands of each
+        self._most_frames = _MOST_FRAMES.get(audio.model_type, _MOST_OF_OTHERS)
         sizes = ("audio_embed_dim", "num_mel_bins", "input_feat_size")
         self._mels: int = next((getattr(audio, name) for name in sizes if hasattr(audio, name)), 0)
         self._mels = self._mels or audio.subsampling_conv_channels[0]
 
     def check(self, image: Image) -> tuple[ImageInput, ImageInput]:
-        """The features [rows, mels, frames], or [1, frames, mels] for Gemma, and their mask [rows, frames].
+        """The features [rows, mels, frames], or [1, frames, mels] for Gemma and Granite, and their mask [rows, frames].
 
         Raises:
             UnfitImage: they are not those of an audio.
@@ -178,7 +182,7 @@ class _AudioChecks:
     def _fit(self, rows: int, frames: int) -> tuple[bool, str]:
         """Whether the encoder takes so many rows of so many frames, and the shapes that it takes."""
         if self._is_upright:
-            return rows == 1 and 0 < frames <= _MOST_FRAMES, f"[1, up to {_MOST_FRAMES}, {self._mels}]"
+            return rows == 1 and 0 < frames <= self._most_frames, f"[1, up to {self._most_frames}, {self._mels}]"
         if self._window:
             return rows == 1 and frames > 0 and frames % self._window == 0, f"[1, {self._mels}, n * {self._window}]"
         return rows > 0 and frames == self._frames, f"[rows, {self._mels}, {self._frames}]"

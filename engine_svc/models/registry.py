@@ -236,6 +236,7 @@ AUDIO_MODELS = frozenset({
     "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedForConditionalGeneration",
     "GlmAsrForConditionalGeneration",
+    "GraniteSpeechForConditionalGeneration",
     "Qwen2AudioForConditionalGeneration",
     "Qwen2_5OmniThinkerForConditionalGeneration",
     "Qwen3ASRForConditionalGeneration",

@@ -180,6 +180,9 @@ _FLAMINGO = Instructed(
 _FORMATS: Mapping[str, SpeechFormat] = MappingProxyType({
     "AudioFlamingo3ForConditionalGeneration": _FLAMINGO,
     "GlmAsrForConditionalGeneration": Instructed("Please transcribe this audio into text"),
+    "GraniteSpeechForConditionalGeneration": Instructed(
+        "can you transcribe the speech into a written format?", "can you translate the speech to {}?"
+    ),
     "MusicFlamingoForConditionalGeneration": _FLAMINGO,
     "Qwen2AudioForConditionalGeneration": Instructed(),
     "Qwen3ASRForConditionalGeneration": Qwen3Asr(),

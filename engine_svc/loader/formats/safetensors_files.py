@@ -31,7 +31,7 @@ class Safetensors(CheckpointFormat):
 
     def files(self) -> Sequence[Path]:
         """See LoadFormat.files."""
-        files = shard_files(self.folder, self.index) or _without_doubles(self.found("*.safetensors"))
+        files = shard_files(self.folder, self.index) or _of_the_model(self.found("*.safetensors"))
         if not files:
             pickled = any(file for pattern in _PICKLES for file in self.folder.glob(pattern))
             raise StartupError(f"{self.folder} has no *.safetensors weights.{_HINT if pickled else ''}")
@@ -52,9 +52,10 @@ class Safetensors(CheckpointFormat):
             yield from read(file)
 
 
-def _without_doubles(files: list[Path]) -> list[Path]:
-    """Leaves out consolidated files: Mistral's repositories have all weights a second time, in their own layout."""
-    return [file for file in files if not file.name.startswith("consolidated")] or files
+def _of_the_model(files: list[Path]) -> list[Path]:
+    """Leaves out consolidated files, as Mistral's repositories have all weights a second time, in their own layout; and
+    those of an adapter that Granite Speech has in the same folder."""
+    return [file for file in files if not file.name.startswith(("consolidated", "adapter_model"))] or files
 
 
 def _names_in(file: Path) -> list[str]:

@@ -14,6 +14,7 @@ from quire.errors import InvalidRequest
 AUDIO = {"type": "audio_url", "audio_url": {"url": FILE_URL}}
 FLAMINGO = "AudioFlamingo3ForConditionalGeneration"
 GLM = "GlmAsrForConditionalGeneration"
+GRANITE = "GraniteSpeechForConditionalGeneration"
 MUSIC = "MusicFlamingoForConditionalGeneration"
 QWEN2 = "Qwen2AudioForConditionalGeneration"
 QWEN3 = "Qwen3ASRForConditionalGeneration"
@@ -34,6 +35,8 @@ def text(words: str) -> dict[str, Any]:
         (FLAMINGO, SpeechTask(), "Transcribe the input speech."),
         (MUSIC, SpeechTask(prompt="Write the lyrics."), "Write the lyrics."),
         (FLAMINGO, SpeechTask(to_language="en"), "Translate any foreign text you hear to English."),
+        (GRANITE, SpeechTask(), "can you transcribe the speech into a written format?"),
+        (GRANITE, SpeechTask(to_language="fr"), "can you translate the speech to French?"),
         (QWEN2, SpeechTask(), "Transcribe the speech."),
         (QWEN2, SpeechTask(to_language="de"), "Translate the speech to German."),
         ("SomeOther", SpeechTask(language="de"), "Transcribe the speech. The language is German."),

@@ -75,6 +75,7 @@ NAMES: dict[str, str] = {
     "GraniteForCausalLM": "Granite 3.0 to 3.3, Granite 4 dense, Granite Code 3B, 8B, 34B where converted",
     "GraniteMoeForCausalLM": "Granite 3 1B A400M, 3B A800M",
     "GraniteMoeHybridForCausalLM": "Granite 4.0 H",
+    "GraniteSpeechForConditionalGeneration": "Granite Speech",
     "HYV3ForCausalLM": "Hy3",
     "HYV4ForCausalLM": "Hunyuan 4 (Hy4)",
     "HeliumForCausalLM": "Helium 1",
