@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,6 +29,8 @@ from engine_svc.upkeep import (
 from quire.errors import Conflict, FailedPrecondition, InvalidRequest, QuireError, Unavailable
 from quire.options.engine import EngineOptions
 from quire.options.upkeep import UpkeepOptions
+
+logger = logging.getLogger(__name__)
 
 _PREFIX, _LOCK = "quire-weights-", "lock"
 
@@ -68,7 +71,7 @@ class WeightTransfer:
         self._administration, self._options, self._spans_machines = administration, options, spans_machines
         self._lock = asyncio.Lock()
         self._trainer: Trainer | None = None
-        self._folders = _Folders(options.upkeep)
+        self._folders = Folders(options.upkeep)
         self._finishing: asyncio.Task[None] | None = None
         self._received: Path | None = None  # the folder of new weights, if they have begun
 
@@ -112,6 +115,7 @@ class WeightTransfer:
             )
             await self._obey(command, "The group of the trainer could not be joined")
             self._trainer = trainer
+            logger.info("joined the group of the trainer at %s:%d", trainer.address, trainer.port)
 
     async def start(self) -> None:
         """Begins new weights.
@@ -192,6 +196,7 @@ class WeightTransfer:
             self._trainer = None
             raise
         if failures:
+            logger.warning("%s: %s", failure, failures[0])
             await self._forget()
             raise Unavailable(f"{failure}: {failures[0]}. Call /init_weight_transfer_engine again.")
 
@@ -207,7 +212,7 @@ class WeightTransfer:
             await asyncio.to_thread(self._folders.drop, dropped)
 
 
-class _Folders:
+class Folders:
     """The folders of this process with received weights; they are removed when it ends.
 
     Each process has a locked file beside its folders, by which others notice that they were left behind.
@@ -230,8 +235,9 @@ class _Folders:
             _remove_orphans(self._parent)
             self._own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
             self._held.callback(self.drop, self._own)
-            lock = self._held.enter_context((self._own / _LOCK).open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new = self._own / f"new {_LOCK}"
+            fcntl.flock(self._held.enter_context(new.open("w")), fcntl.LOCK_EX)
+            new.rename(self._own / _LOCK)  # locked by the time that others see it
         self._number += 1
         made = self._own / str(self._number)
         made.mkdir()

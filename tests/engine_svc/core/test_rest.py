@@ -69,6 +69,23 @@ def test_requests_that_stay_go_on_token_for_token(level: SleepLevel | None, in_f
     )
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_requests_go_on_after_only_the_cache_was_released(in_flight: int) -> None:
+    engine, executor = engine_over(in_flight)
+    engine.add(0, request(PROMPTS[0], max_tokens=30))
+    collected = run(engine, steps=5)
+    with pytest.raises(Conflict, match="use /pause first"):
+        engine.rest.release_cache()
+    engine.rest.pause()
+    engine.rest.release_cache()
+    assert executor.asked == [ReleaseMemory(keeps_weights=True)]
+    with pytest.raises(Conflict, match="/wake_up first"):
+        engine.rest.release_cache()
+    engine.rest.wake_up(["kv_cache"])
+    run(engine, collected)
+    assert collected.tokens[0, 0] == expected(PROMPTS[0], 30)
+
+
 def test_a_paused_engine_computes_nothing_and_still_ends_requests() -> None:
     now = [0.0]
     engine = make_engine(clock=lambda: now[0])

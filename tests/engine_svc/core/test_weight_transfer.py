@@ -13,7 +13,7 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_svc.core.weight_transfer import Packing, Trainer
+from engine_svc.core.weight_transfer import Folders, Packing, Trainer
 from engine_svc.executor.base import create_executor
 from engine_svc.upkeep import CheckTensors, SentTensor
 from quire.errors import Conflict, FailedPrecondition, InvalidRequest, QuireError, Unavailable
@@ -82,6 +82,10 @@ def received(engine: RunningEngine) -> Weights:
     (place,) = Path(str(engine.worker._options.upkeep.weight_transfer_config["folder"])).iterdir()
     (kept,) = (each for each in place.iterdir() if each.is_dir())
     return {name: each for file in kept.glob("*.safetensors") for name, each in load_file(file).items()}
+
+
+def children(folder: Path) -> set[Path]:
+    return set(folder.iterdir())
 
 
 async def failure(awaitable: Any) -> QuireError:
@@ -182,6 +186,18 @@ async def test_what_has_to_come_first(engine: RunningEngine) -> None:
     with start_trainer(engine) as trainer:
         await join(engine, trainer)
         assert isinstance(await failure(engine.worker.finish_weight_update("5", Leaving.KEEP, 1)), InvalidRequest)
+
+
+async def test_what_others_left_behind_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "quire-weights-left" / "1").mkdir(parents=True)
+    (tmp_path / "quire-weights-left" / "lock").touch()
+    options = engine_options(weight_transfer_config={"folder": str(tmp_path)}).upkeep
+    folders = [Folders(options) for _ in range(8)]
+    made = await asyncio.gather(*(asyncio.to_thread(each.make) for each in folders))
+    assert {each.parent for each in made} == children(tmp_path)  # those at work keep theirs
+    for each in folders:
+        each.close()
+    assert not children(tmp_path)
 
 
 async def test_workers_that_no_trainer_may_join() -> None:
