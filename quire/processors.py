@@ -119,6 +119,27 @@ def place_rank(
     return Placement(count, tuple(processor.number for processor in own[:count]), tuple(sorted(nodes)))
 
 
+def numa_lists(nodes: Sequence[int], cpus: Sequence[str], machine: Machine, ranks: int) -> list[str]:
+    """The lists of processors that --numa-bind-nodes and --numa-bind-cpus give the first ranks; empty without either.
+
+    Raises:
+        StartupError: there are fewer than ranks, or this process may use none of a node's processors.
+    """
+    for flag, given in (("--numa-bind-nodes", nodes), ("--numa-bind-cpus", cpus)):
+        if given and len(given) < ranks:
+            raise StartupError(f"{flag} has {len(given)} values for {ranks} ranks; each rank needs one.")
+    found = list(cpus[:ranks])
+    for node in nodes[:ranks] if not cpus else ():
+        own = [str(processor.number) for processor in machine.processors if processor.node == node]
+        if not own:
+            raise StartupError(
+                f"--numa-bind-nodes names node {node}, but this process may only use processors of the nodes "
+                f"{', '.join(map(str, machine.nodes))}."
+            )
+        found.append(",".join(own))
+    return found
+
+
 def _own_processors(bind: str, machine: Machine, rank: int, ranks: int) -> tuple[Sequence[Processor], bool]:
     """The processors of a rank, and whether its threads are bound to them.
 

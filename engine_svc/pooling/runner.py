@@ -52,8 +52,7 @@ class PoolingRunner:
             StartupError: the model cannot be found, read or supported.
         """
         self._device = device
-        if self._device.type == "cpu":
-            bind_threads(options.kernels, 0, 1)
+        bind_threads(options.kernels, device, 0, 1)
         try:
             self._loaded = load_pooled(folder, form, tokens, options, self._device)
         except (MemoryError, torch.OutOfMemoryError) as error:

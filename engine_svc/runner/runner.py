@@ -74,9 +74,8 @@ class Runner:
         self._num_ranks = layout.num_ranks
         self._rank = at.pipeline * layout.tensor + at.tensor  # among those that compute a sequence together
         self._isolates = False  # whether a failing sequence is isolated from the others: single rank, after warm-up
-        if device.type == "cpu":
-            local = layout.tensor * layout.pipeline // options.parallel.nodes.nnodes
-            bind_threads(options.kernels, self._rank % local, local)
+        local = layout.tensor * layout.pipeline // options.parallel.nodes.nnodes
+        bind_threads(options.kernels, device, self._rank % local, local)
         processors = load_processors(options.generation.logits_processors)  # before the weights: errors show early
         folder = weights_folder(model, options.load)
         self._lockstep_ranks = groups.layout.data if has_experts(folder, options) else 0

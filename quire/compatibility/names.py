@@ -91,6 +91,7 @@ _TESTS = {
     "tests/engine_svc/runner/test_graphs.py": "attention-backend",
     "tests/engine_svc/models/test_context_parallel.py": "decode-context-parallel-size",
     "tests/engine_svc/models/test_pipeline.py": "pipeline-parallel-size",
+    "tests/engine_svc/runner/test_threads.py": "numa-bind-nodes numa-bind-cpus",
     "tests/engine_svc/runner/test_native_calls.py": "enable-prefix-caching",
     "tests/engine_svc/sampling/test_kept_tokens.py": "return-sampling-mask",
     "tests/engine_svc/scheduler/test_scheduler.py": (

@@ -60,6 +60,15 @@ class KernelOptions:
         "event loop. Default: 1 if auto binds threads, else none.",
         minimum=0, variables=("VLLM_CPU_NUM_OF_RESERVED_CPU",),
     )  # fmt: skip
+    numa_bind_nodes: tuple[int, ...] = option(
+        (), "NUMA node of each rank on this machine, GPU ranks included: its threads run on the node's processors, and "
+        "a GPU rank's host memory is on the node. Takes several words; one for each GPU or CPU rank, over all engines.",
+        minimum=0, following=r"\d+", metavar="NODE...",
+    )  # fmt: skip
+    numa_bind_cpus: tuple[str, ...] = option(
+        (), "Processors of each rank on this machine, GPU ranks included, such as 0-15 16-31, instead of all those of "
+        "its node. Takes several words.", following=r"\d[\d,-]*", metavar="LIST...",
+    )  # fmt: skip
     enforce_eager: bool = option(
         False, "Records no CUDA graphs, and no kernel calls on a CPU: starts faster, decodes more slowly."
     )

@@ -16,7 +16,7 @@ from quire.options.data_parallel import RAY
 from quire.options.engine import EngineOptions
 from quire.options.kernels import KernelOptions
 from quire.options.server import GrpcServerOptions
-from quire.processors import place_rank, read_machine
+from quire.processors import numa_lists, place_rank, read_machine
 from quire.rpc.discovery import split_address
 from quire.serve.devices import count_gpus, devices_of_engines
 from quire.serve.layout import Layout, StackOptions
@@ -97,6 +97,11 @@ def _kernel_options(options: EngineOptions, index: int, engines: int) -> KernelO
     if engines == 1:
         return kernels
     machine = read_machine()
+    if numa_lists(kernels.numa_bind_nodes, kernels.numa_bind_cpus, machine, engines * ranks):
+        own = slice(index * ranks, (index + 1) * ranks)
+        return dataclasses.replace(
+            kernels, numa_bind_nodes=kernels.numa_bind_nodes[own], numa_bind_cpus=kernels.numa_bind_cpus[own]
+        )
     places = [
         place_rank(
             kernels.cpu_threads_bind, machine, index * ranks + rank, engines * ranks,

@@ -25,7 +25,6 @@ _FINGERPRINTS = (
 _KERNELS = "Each operation has one kernel for each kind of device and weights."
 _RECURRENT_KERNELS = "Recurrent layers have one kernel for each kind of device."
 _ROUNDING = "States of recurrent layers are rounded to the nearest value; by default they are float32."
-_NUMA = "Set the processors of CPU ranks by --cpu-threads-bind, such as 0-31|32-63; run GPU ranks under numactl."
 _OFFLOAD = "Use --cpu-offload-gb: it keeps whole layers in host memory, and copies each while the one before computes."
 _ENCODER_SERVERS = "Quire encodes images, videos and audio in the workers that generate; leave it out."
 _ENCODER_KERNELS = "Encoders use the same data type and kernels as the rest of the model."
@@ -166,9 +165,9 @@ _PARALLEL: Mapping[str, Answer] = {
     "fault-tolerance-config": no_effect(_RECOVERY),
     "distributed-timeout-seconds": no_effect("A step may take --step-timeout-seconds."),
     "cpu-distributed-timeout-seconds": no_effect("A step may take --step-timeout-seconds."),
-    "numa-bind": no_effect(f"CPU ranks are bound to their own nodes by default. {_NUMA}", switch=True),
-    "numa-bind-nodes": refused(_NUMA),
-    "numa-bind-cpus": refused(_NUMA),
+    "numa-bind": no_effect(
+        "CPU ranks are bound to their own nodes by default, GPU ranks to those of --numa-bind-nodes.", switch=True
+    ),
     "data-parallel-multi-port-external-lb": refused(
         "Start one stack for each rank, with --data-parallel-rank and a --port of its own, behind your load balancer."
     ),

@@ -13,10 +13,13 @@ from typing import TypeVar
 import pytest
 import torch
 
-from engine_svc.runner.threads import _interleave_memory, bind_threads
+from engine_svc.runner.threads import _BIND, _INTERLEAVE, _place_memory, bind_threads
+from quire.errors import StartupError
 from quire.options.kernels import KernelOptions
+from quire.processors import read_machine
 
 T = TypeVar("T")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def in_thread(call: Callable[[], T]) -> T:
@@ -30,7 +33,7 @@ def test_the_threads_of_a_rank_run_where_the_list_says() -> None:
     own = min(allowed)
 
     def bind() -> tuple[set[int], set[int], int]:
-        bind_threads(KernelOptions(cpu_threads_bind=str(own)), rank=0, ranks=1)
+        bind_threads(KernelOptions(cpu_threads_bind=str(own)), CPU, rank=0, ranks=1)
         found: list[set[int]] = []
         worker = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
         worker.start()
@@ -43,7 +46,7 @@ def test_the_threads_of_a_rank_run_where_the_list_says() -> None:
 
 def test_nobind_leaves_threads_alone() -> None:
     def bind() -> set[int]:
-        bind_threads(KernelOptions(cpu_threads_bind="nobind"), rank=0, ranks=1)
+        bind_threads(KernelOptions(cpu_threads_bind="nobind"), CPU, rank=0, ranks=1)
         return os.sched_getaffinity(0)
 
     assert in_thread(bind) == os.sched_getaffinity(0)
@@ -52,16 +55,52 @@ def test_nobind_leaves_threads_alone() -> None:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the system call's number is x86-64's")
 def test_memory_is_spread_over_nodes(caplog: pytest.LogCaptureFixture) -> None:
     def spread() -> int:
-        _interleave_memory((0,))
+        _place_memory(_INTERLEAVE, (0,))
         mode = ctypes.c_int(-1)
         assert ctypes.CDLL(None).syscall(239, ctypes.byref(mode), None, 0, None, 0) == 0  # get_mempolicy
         return mode.value
 
     mode = in_thread(spread)
-    if "memory cannot be spread" not in caplog.text:  # containers may forbid it
+    if "memory cannot be placed" not in caplog.text:  # containers may forbid it
         assert mode == 3
 
 
 def test_memory_that_cannot_be_spread_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    in_thread(lambda: _interleave_memory((63,)))
-    assert "memory cannot be spread over the NUMA nodes 63" in caplog.text
+    in_thread(lambda: _place_memory(_BIND, (63,)))
+    assert "memory cannot be placed on the NUMA nodes 63" in caplog.text
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_numa_bind_cpus_binds_ranks_of_all_kinds(device: torch.device) -> None:
+    own = max(os.sched_getaffinity(0))
+
+    def bind() -> set[int]:
+        bind_threads(KernelOptions(numa_bind_cpus=(str(own), "0-9999")), device, rank=0, ranks=1)
+        return os.sched_getaffinity(0)
+
+    assert in_thread(bind) == {own}
+
+
+def test_numa_bind_nodes_binds_a_gpu_rank_to_its_node() -> None:
+    machine = read_machine()
+    node = machine.nodes[-1]
+
+    def bind() -> set[int]:
+        bind_threads(KernelOptions(numa_bind_nodes=(node,)), GPU, rank=0, ranks=1)
+        return os.sched_getaffinity(0)
+
+    assert in_thread(bind) == {each.number for each in machine.processors if each.node == node}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (KernelOptions(numa_bind_nodes=(0,)), "--numa-bind-nodes has 1 values for 2 ranks"),
+        (KernelOptions(numa_bind_nodes=(0, 63)), "--numa-bind-nodes names node 63"),
+        (KernelOptions(numa_bind_cpus=("0", "0")), "CPU ranks need processors of their own"),
+        (KernelOptions(numa_bind_cpus=("0", "1"), cpu_threads_bind="0|1"), "in two ways"),
+    ],
+)
+def test_numa_options_that_do_not_fit_are_refused(options: KernelOptions, words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        bind_threads(options, CPU, rank=0, ranks=2)

@@ -177,6 +177,13 @@ def test_engines_share_the_processors() -> None:
     assert [values(specs[f"engine-{index}"], "--cpu-threads-bind") for index in range(2)] == [[str(first)], [str(last)]]
     assert values(specs["engine-1"], "--cpu-threads") == ["1"]
 
+    kernels = dataclasses.replace(
+        options.engine.kernels, cpu_threads_bind="auto", numa_bind_cpus=(str(first), str(last))
+    )
+    options = dataclasses.replace(options, engine=dataclasses.replace(options.engine, kernels=kernels))
+    specs = specs_of(options)
+    assert [values(specs[f"engine-{index}"], "--numa-bind-cpus") for index in range(2)] == [[str(first)], [str(last)]]
+
 
 def test_services_let_the_engines_run_first() -> None:
     specs = specs_of(stack_options(2))
