@@ -179,7 +179,7 @@ IN_CHUNKS = {
 # Chunks of 64 tokens are for bfloat16, which the interpreter lacks and float32 stands in for.
 CHUNKS = [
     *[(name, torch.float32, 16) for name in IN_CHUNKS],
-    *[(name, torch.float32, 64) for name in ("heads", "delta", "delta-strong")],
+    *[(name, torch.float32, 64) for name in ("heads", "delta-strong")],
     *[(name, torch.float16, 16) for name in ("heads-bounded", "delta-strong")],
 ]  # fmt: skip
 # Tokens of three sequences, and those in the first of two steps: they fill chunks exactly, or in part, or are too few.

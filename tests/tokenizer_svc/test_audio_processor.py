@@ -138,10 +138,7 @@ def test_what_templates_write(folder_of: FolderOf, family: str, wrapped: str) ->
     assert f"{wrapped}{chr(10) if family == 'qwen2_audio' else ''}Say it." in rendered
 
 
-@pytest.mark.parametrize(
-    ("family", "most"),
-    [("qwen2_audio", 2), ("audioflamingo3", 600), ("glmasr", 654), ("qwen3_asr", 900), ("whisper", 2)],
-)
+@pytest.mark.parametrize(("family", "most"), [("qwen2_audio", 2), ("glmasr", 654), ("whisper", 2)])
 def test_the_longest(folder_of: FolderOf, family: str, most: int) -> None:
     """GLM-ASR's 655 s are not a whole number of chunks, and Transformers would leave out the rest."""
     own = loaded(folder_of(family))

@@ -120,7 +120,7 @@ async def test_offsets_lead_back_to_the_text(byte_codec: TextCodec) -> None:
 
 
 @given(parts=st.lists(st.sampled_from(ALPHABET), max_size=80))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_text_has_fewer_tokens_than_is_said(cutting: TextCodec, codec: TextCodec, parts: list[str]) -> None:
     text = "".join(parts)
     for each in (cutting, codec):

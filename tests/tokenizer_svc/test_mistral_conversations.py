@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.protocol.transcription.request import TranscriptionRequest
 from mistral_common.tokens.tokenizers import image as mistral_image
@@ -20,6 +21,8 @@ from quire.tokenizer.tekken import read_tekken
 from tests.support.tekken import AUDIO, IMAGES, write_media_tekken, write_tekken, write_tekken_with_settings
 from tokenizer_svc.rendered import Rendered
 from tokenizer_svc.renderer import ChatRenderer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say [INST] twice </s>"}]
@@ -36,7 +39,7 @@ def tekken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tekken(tmp_path_factory.mktemp("mistral"))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def renderer(tekken: Path) -> AsyncIterator[ChatRenderer]:
     running = ChatRenderer({}, {}, timeout_seconds=10.0, max_chars=300, conversations=str(tekken))
     await running.start()

@@ -31,7 +31,7 @@ from tests.support.vision_models import random_frames, random_image, reference_g
 from tests.support.vision_models.conversations import Part, answer, ask, with_inputs
 from tests.support.vision_models.prompts import medium_of, request_of
 
-ANSWER = 10
+ANSWER = 6
 SAMPLING = replace(GREEDY, max_tokens=ANSWER)
 SEEN, FILM = random_image(60, 40, 1), random_frames(30, 40, 3, 2)
 HEARD, OTHER = sine(1.69), sine(2.9, 800)  # the first is filled up so far that it would have one more token

@@ -25,7 +25,7 @@ from tests.support.mistral_media import FAMILIES, as_mistrals, make_mistral_mode
 from tests.support.run_engine import GREEDY, run_requests, running_engine, tokens
 from tests.support.vision_models.making import random_image
 
-ANSWER = 10
+ANSWER = 6
 SAMPLING = replace(GREEDY, max_tokens=ANSWER)
 
 

@@ -19,7 +19,7 @@ from tests.support.vision_models.conversations import with_inputs
 from tests.support.vision_models.prompts import request_of
 from tests.support.vision_models.pruning import pruned_by_hand
 
-ANSWER = 12
+ANSWER = 6
 FRAMES = random_frames(84, 60, 6, 1)  # 3 patches in time, each of 6 x 4 embeddings
 MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "Look:"}, {"type": "video"}, {"type": "text", "text": "So?"}]}

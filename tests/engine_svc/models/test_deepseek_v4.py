@@ -25,7 +25,7 @@ from tests.support.staged_executor import StagedExecutor
 from tests.support.tensor_executor import TensorExecutor
 from tests.support.tiny_models import VOCAB_SIZE
 
-ANSWER = 40
+ANSWER = 20
 # Shorter than a window and any entry, with entries that are not chosen among yet, and with ones that are.
 PROMPTS = random_prompts(1, 3, 17, 90)
 SAMPLING = replace(GREEDY, max_tokens=ANSWER, logprobs=4)
