@@ -205,14 +205,15 @@ def with_derived(options: StackOptions) -> StackOptions:
     """Fills in the options that follow from others.
 
     Raises:
-        StartupError: options are inconsistent; or several machines need the same token, and none is given.
+        StartupError: options are inconsistent; or others need the same token, and none is given.
     """
     changes: dict[str, Any] = {"gateway": _with_parsers(options)}
     if options.gateway.needs_key and not options.security.grpc_token:
-        if options.ranks.registers_elsewhere or options.ranks.has_members_elsewhere:
+        ranks, is_shared = options.ranks, options.gateway.enable_kv_transfer_params
+        if ranks.registers_elsewhere or ranks.has_members_elsewhere or is_shared:
             raise StartupError(
-                "With API keys, the services require a token from each other, which all nodes must share: set the "
-                "same --grpc-token (QUIRE_GRPC_TOKEN) on each node."
+                "With API keys, the services require a token from each other, which all nodes must share, and all "
+                "servers with --enable-kv-transfer-params: set the same --grpc-token (QUIRE_GRPC_TOKEN) on each."
             )
         # The API requires a key, so the gRPC ports behind it must not be open to every user of this machine.
         changes["security"] = dataclasses.replace(options.security, grpc_token=secrets.token_urlsafe(32))

@@ -145,6 +145,11 @@ def test_keys_travel_by_environment_and_close_the_services_behind(monkeypatch: p
     assert not [spec for spec in specs.values() if "secret" in " ".join(spec.command)]
 
 
+def test_a_token_that_others_need_is_not_made_up() -> None:
+    with pytest.raises(StartupError, match="set the same --grpc-token"):
+        with_derived(stack_options(api_key=("key",), enable_kv_transfer_params=True))
+
+
 def test_the_formats_of_the_model_in_the_box_are_known() -> None:
     def parsers(model: str, reasoning: ReasoningOptions = ReasoningOptions(), **tools: Any) -> tuple[str, str | None]:
         options = stack_options(reasoning=reasoning, tools=ToolOptions(**tools))
