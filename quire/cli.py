@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -69,7 +69,7 @@ def _of_operator(name: str) -> click.Command:
 
 
 class _Commands(click.Group):
-    """A group of commands, each built when it is needed."""
+    """A group of commands, each built when it is first needed."""
 
     def __init__(self, makers: Mapping[str, Callable[[], click.Command]], default: str = "", **attributes: Any) -> None:
         """
@@ -77,7 +77,7 @@ class _Commands(click.Group):
             default: the command to run when none is named.
         """
         super().__init__(**attributes)
-        self._makers = makers
+        self._makers = {name: cache(maker) for name, maker in makers.items()}
         self._default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

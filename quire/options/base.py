@@ -126,17 +126,19 @@ class OptionGroup:
     fields: Sequence[OptionField]
 
 
-def groups_of(cls: type) -> list[OptionGroup]:
+@functools.cache
+def groups_of(cls: type) -> Sequence[OptionGroup]:
     """The options of a dataclass by group: its own, if any, then those of each nested group."""
     name = getattr(cls, "group", f"{cls.__name__.removesuffix('Options')}Config")
     title = (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
     own = [OptionGroup(name, title, fields)] if (fields := _own_fields(cls)) else []
-    return own + [group for nested in _nested(cls).values() for group in groups_of(nested)]
+    return (*own, *(group for nested in _nested(cls).values() for group in groups_of(nested)))
 
 
-def fields_of(cls: type) -> list[OptionField]:
+@functools.cache
+def fields_of(cls: type) -> Sequence[OptionField]:
     """The options of a dataclass, in order, including those of nested groups."""
-    return [field for group in groups_of(cls) for field in group.fields]
+    return tuple(field for group in groups_of(cls) for field in group.fields)
 
 
 def values_of(options: Any) -> Iterator[tuple[OptionField, Any]]:
@@ -152,14 +154,16 @@ def _hints(cls: type) -> Mapping[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _nested(cls: type) -> dict[str, type]:
+@functools.cache
+def _nested(cls: type) -> Mapping[str, type]:
     """Name → dataclass of each field that is a group."""
     hints = _hints(cls)
     kinds = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
     return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
-def _own_fields(cls: type) -> list[OptionField]:
+@functools.cache
+def _own_fields(cls: type) -> Sequence[OptionField]:
     hints, nested = _hints(cls), _nested(cls)
     found = []
     for field in dataclasses.fields(cls):
@@ -167,7 +171,7 @@ def _own_fields(cls: type) -> list[OptionField]:
             kind, multiple = _element_type(hints[field.name])
             default = field.default_factory() if callable(field.default_factory) else field.default
             found.append(OptionField(field.name, kind, multiple, default, field.metadata))
-    return found
+    return tuple(found)
 
 
 def _element_type(hint: Any) -> tuple[type, bool]:

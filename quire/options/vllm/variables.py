@@ -148,6 +148,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "VLLM_SKIP_WARMUP": "Workers always warm up before they are ready.",
     }
 )  # fmt: skip
+_FAMILIES = tuple(name for name in WITHOUT_EFFECT if name.endswith("*"))
 
 # Variables shared with other programs, which are not reported.
 OF_OTHERS: Mapping[str, str] = MappingProxyType(
@@ -199,7 +200,7 @@ CONVERSIONS: Mapping[str, Callable[[str], str]] = MappingProxyType(
 
 def why_without_effect(name: str) -> str:
     """The reason why a variable of vLLM has no effect; empty if it has one, or is not known."""
-    beginnings = (family for family in WITHOUT_EFFECT if family.endswith("*") and name.startswith(family[:-1]))
+    beginnings = (family for family in _FAMILIES if name.startswith(family[:-1]))
     found = WITHOUT_EFFECT.get(name) or WITHOUT_EFFECT.get(next(beginnings, ""))
     return found or ""
 
