@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import re
+
+
+@functools.lru_cache(256)  # every answer has its own parsers, which search for the same words
+def _prepared(words: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str], int, frozenset[str]]:
+    """Returns (words, longest first; pattern of any of them; length of the longest; first characters)."""
+    words = tuple(sorted(words, key=len, reverse=True))
+    pattern = re.compile("|".join(map(re.escape, words)) or r"(?!)")
+    return words, pattern, max(map(len, words), default=1), frozenset(word[0] for word in words)
 
 
 class Markers:
     """Searches for several non-empty words in linear time; of several that begin at one place, the longest is found."""
 
     def __init__(self, *words: str) -> None:
-        self.words = tuple(sorted(words, key=len, reverse=True))
-        self._pattern = re.compile("|".join(map(re.escape, self.words)) or r"(?!)")
-        self._longest = max(map(len, words), default=1)
-        self._firsts = frozenset(word[0] for word in words)
+        self.words, self._pattern, self._longest, self._firsts = _prepared(words)
 
     def find(self, text: str, start: int) -> tuple[int, str]:
         """Returns the position and word of the first match that further text cannot extend.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.answers.deltas import Content, Delta, ToolCall
-
-_SPACE = " \t\r\n"
+from gateway.tool_parsers.scanner import SPACE
 
 
 class Findings:
@@ -22,7 +21,7 @@ class Findings:
 
     def content(self, text: str) -> None:
         """Adds text outside calls."""
-        body = text.rstrip(_SPACE)
+        body = text.rstrip(SPACE)
         if body:
             if self._call is not None:
                 self._turn_to(None)
@@ -48,7 +47,8 @@ class Findings:
 
     def take(self) -> list[Delta]:
         """Returns the deltas that are certain."""
-        self._turn_to(None)
+        if self._pieces or self._call is not None:
+            self._turn_to(None)
         taken, self._deltas = self._deltas, []
         return taken
 

@@ -17,7 +17,8 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 Sink = Callable[[str], object]
 
-_SPACE = re.compile(r"[ \t\r\n]*+")
+SPACE = " \t\r\n"
+_SPACE = re.compile(rf"[{SPACE}]*+")
 # Names end at white space, and at characters that begin a special token or arguments.
 _NAME = re.compile(r"[^\s<>{}()\[\]\"'=,;]*+")
 
@@ -101,6 +102,8 @@ class Scanner:
 
     def peek_past_space(self) -> Steps[str]:
         """Takes white space, and returns the next character without taking it."""
+        if self._at < len(self._text) and (character := self._text[self._at]) not in SPACE:
+            return character
         return (yield from self.pour(_SPACE, lambda space: None))
 
     def run(self, pattern: re.Pattern[str]) -> str:
@@ -136,7 +139,7 @@ class Scanner:
                 if self._text.startswith(word, self._at):
                     return self.take(len(word))
             rest = self._text[self._at : self._at + longest]
-            if not any(len(word) > len(rest) and word.startswith(rest) for word in words):
+            if len(rest) == longest or not any(len(word) > len(rest) and word.startswith(rest) for word in words):
                 return ""
             yield from self.more()
 
