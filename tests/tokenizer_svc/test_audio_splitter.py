@@ -26,6 +26,7 @@ from tests.support.audio_files import RATE, Samples, audio_file, sine, wav_file
 from tests.support.audio_processors import CHUNK_SECONDS, save_audio_processor
 from tests.support.folders import FolderOf, made_once
 from tests.support.gateway_stack import RunningTokenizer, running_tokenizer, save_tokenizer
+from tests.support.media_preparers import in_this_process
 from tests.support.vision_models import make_vision_model
 from tests.support.waiting import WAIT_SECONDS, eventually
 from tokenizer_svc import audio_decoder, audio_splitter
@@ -235,16 +236,12 @@ async def test_a_caller_that_gives_up_leaves_its_turn(service: Service) -> None:
     assert len(await service.split(audio_file(sine(3.0)))) == 2
 
 
-async def test_models_without_audio(tmp_path: Path) -> None:
-    folder = make_vision_model(tmp_path / "llava", "llava")
-    preparer = MediaPreparer(folder, ImageProcessorOptions())
-    await preparer.start()
-    try:
-        with pytest.raises(InvalidRequest, match="This model reads no audio") as caught:
-            preparer.split(b"any")
-        assert caught.value.parameter == "file"
-    finally:
-        await preparer.close()
+async def test_models_without_audio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preparer = MediaPreparer(make_vision_model(tmp_path / "llava", "llava"), ImageProcessorOptions())
+    await in_this_process(preparer, monkeypatch).start()
+    with pytest.raises(InvalidRequest, match="This model reads no audio") as caught:
+        preparer.split(b"any")
+    assert caught.value.parameter == "file"
     save_tokenizer(tmp_path)
     async with (
         running_tokenizer(tmp_path) as running,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -38,17 +38,23 @@ OPTIONS: list[dict[str, Any]] = [
 class Tape:
     """Records the text of a sequence, token by token."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
+    def __init__(self, texts: Sequence[str] = ()) -> None:
+        self.texts = [*texts]
         self.stop: tuple[str, int] | None = None
 
-    def feed(
-        self, session: DetokenizeSession, token_ids: Sequence[int], last: int, options: dict[str, Any], history: int
+    def open(
+        self, session: DetokenizeSession, token_ids: Sequence[int], options: dict[str, Any], history: int
     ) -> Tape:
-        """Opens the sequence with its first `history` tokens as already answered, and feeds the tokens up to `last`."""
+        """Opens the sequence with its first `history` tokens as already answered."""
         frame = tokenizer_pb2.DetokenizeSessionRequest()
         frame.opens.add(stream_id=1, history_token_ids=token_ids[:history], **options)
-        for position in range(history, last):
+        assert not session.answer(frame).deltas
+        return self
+
+    def feed(self, session: DetokenizeSession, token_ids: Sequence[int], first: int, last: int) -> Tape:
+        """Feeds the tokens from `first` up to `last`."""
+        frame = tokenizer_pb2.DetokenizeSessionRequest()
+        for position in range(first, last):
             is_last = position == len(token_ids) - 1
             frame.tokens.add(stream_id=1, token_ids=[token_ids[position]], is_last=is_last)
         for delta in session.answer(frame).deltas:
@@ -67,12 +73,17 @@ class Tape:
         return f"{self.texts} {self.stop}"
 
 
-def check_cuts(codec: TextCodec, token_ids: Sequence[int], options: dict[str, Any], cuts: Sequence[int]) -> None:
-    whole = Tape().feed(DetokenizeSession(codec), token_ids, len(token_ids), options, 0)
-    for cut in cuts:
+def check_cuts(codec: TextCodec, token_ids: Sequence[int], options: dict[str, Any], cuts: Iterable[int]) -> None:
+    session = DetokenizeSession(codec)
+    whole = Tape().open(session, token_ids, options, 0).feed(session, token_ids, 0, len(token_ids))
+    session, fed = DetokenizeSession(codec), 0
+    begun = Tape().open(session, token_ids, options, 0)
+    for cut in sorted(cuts):
         if cut < len(whole.texts):  # has not ended before
-            tape = Tape().feed(DetokenizeSession(codec), token_ids, cut, options, 0)
-            assert tape.feed(DetokenizeSession(codec), token_ids, len(token_ids), options, cut) == whole, cut
+            begun.feed(session, token_ids, fed, cut)
+            fed, other = cut, DetokenizeSession(codec)
+            tape = Tape(begun.texts).open(other, token_ids, options, cut)
+            assert tape.feed(other, token_ids, cut, len(token_ids)) == whole, cut
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -197,12 +197,9 @@ async def test_videos_that_cannot_be_pruned(tmp_path: Path, qwen: Path, monkeypa
             await in_this_process(preparer, monkeypatch).start()
     with pytest.raises(StartupError, match="cannot be pruned"):  # a model that reads text only
         await MediaPreparer(None, ImageProcessorOptions(video_pruning_rate=0.5)).start()
-    preparer = MediaPreparer(qwen, ImageProcessorOptions(video_pruning_rate=0.5))
+    preparer = in_this_process(MediaPreparer(qwen, ImageProcessorOptions(video_pruning_rate=0.5)), monkeypatch)
     await preparer.start()
-    try:
-        (pruned,) = await preparer.prepare([Medium(MediaKind.VIDEO, (FILM,))], NONE)
-    finally:
-        await preparer.close()
+    (pruned,) = await preparer.prepare([Medium(MediaKind.VIDEO, (FILM,))], NONE)
     grid = next(each for each in pruned.image.inputs if each.name == "image_grid_thw")
     frames, rows, columns = memoryview(grid.data).cast("q").tolist()
     assert pruned.num_tokens == frames * rows * columns // 4 // 2

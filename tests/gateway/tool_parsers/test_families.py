@@ -30,8 +30,8 @@ from tests.support.tool_formats import (
 
 every_family = pytest.mark.parametrize("family", FORMS)
 every_format = pytest.mark.parametrize("family", ONE_OF_EACH_FORMAT)
-HOSTILE_CHARACTERS = 2**11
-SECONDS = 30.0
+HOSTILE_CHARACTERS = 2**10
+SECONDS = 7.5
 
 
 def test_every_family_has_a_form() -> None:
