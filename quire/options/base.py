@@ -143,9 +143,10 @@ def fields_of(cls: type) -> Sequence[OptionField]:
 
 def values_of(options: Any) -> Iterator[tuple[OptionField, Any]]:
     """Yields all options, including those of nested groups, with their values."""
-    for field in _own_fields(type(options)):
+    cls: type = type(options)
+    for field in _own_fields(cls):
         yield field, getattr(options, field.name)
-    for name in _nested(type(options)):
+    for name in _nested(cls):
         yield from values_of(getattr(options, name))
 
 
@@ -191,12 +192,14 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
     Raises:
         TypeError: it has no option of some name.
     """
-    if unknown := values.keys() - {field.name for field in fields_of(cls)}:
+    kind: type = cls  # mypy takes type[T] for unhashable
+    if unknown := values.keys() - {field.name for field in fields_of(kind)}:
         raise TypeError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
-    return _build(cls, values)
+    built: T = _build(kind, values)
+    return built
 
 
-def _build(cls: type[T], values: Mapping[str, Any]) -> T:
+def _build(cls: type, values: Mapping[str, Any]) -> Any:
     own = {field.name: field for field in _own_fields(cls) if field.name in values}
     chosen = {name: tuple(values[name]) if field.multiple else values[name] for name, field in own.items()}
     return cls(**chosen, **{name: _build(group, values) for name, group in _nested(cls).items()})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gateway.answers.collecting import CollectedChoice
 from gateway.answers.context import NO_CONTEXT, AnswerContext, Tool
@@ -104,9 +103,12 @@ def words_of(name: str) -> Sequence[str]:
     return (*words, *(word[:-1] for word in words), *(word[1:] for word in words))
 
 
-@functools.cache
-def texts(name: str) -> st.SearchStrategy[str]:
-    return st.lists(st.sampled_from((*words_of(name), *PLAIN)), min_size=1, max_size=12).map("".join)
+def texts(name: str, count: int) -> Iterator[tuple[random.Random, str]]:
+    """Yields texts of up to 12 words of the format and plain ones; and what else to draw of."""
+    choose = random.Random(name)
+    words = (*words_of(name), *PLAIN)
+    for _ in range(count):
+        yield choose, "".join(choose.choices(words, k=choose.randrange(1, 13)))
 
 
 def deltas_of(name: str, pieces: Iterable[str]) -> list[Delta]:
@@ -140,21 +142,23 @@ def in_order_of(deltas: Sequence[Delta]) -> tuple[list[Delta], Finish]:
 
 
 @pytest.mark.parametrize("name", [*CHAINS, *FURTHER])
-@given(data=st.data())
-@settings(max_examples=30, deadline=None)
-def test_how_a_text_is_cut_makes_no_difference(name: str, data: st.DataObject) -> None:
-    text = data.draw(texts(name))
-    whole = in_order_of(deltas_of(name, [text]))
-    assert in_order_of(deltas_of(name, text)) == whole
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
-    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert in_order_of(deltas_of(name, [piece for piece in pieces if piece])) == whole
+def test_how_a_text_is_cut_makes_no_difference(name: str) -> None:
+    for choose, text in texts(name, 40):
+        whole = in_order_of(deltas_of(name, [text]))
+        assert in_order_of(deltas_of(name, text)) == whole, text
+        cuts = sorted(choose.choices(range(len(text) + 1), k=choose.randrange(5)))
+        pieces = [text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)])]
+        assert in_order_of(deltas_of(name, [piece for piece in pieces if piece])) == whole, pieces
 
 
 @every_chain
-@given(pieces=st.lists(st.sampled_from(PLAIN)))
-@settings(max_examples=15, deadline=None)
-def test_plain_text_stays_whole(name: str, pieces: list[str]) -> None:
+def test_plain_text_stays_whole(name: str) -> None:
+    choose = random.Random(name)
+    for count in range(20):
+        check_plain_text(name, choose.choices(PLAIN, k=count))
+
+
+def check_plain_text(name: str, pieces: Sequence[str]) -> None:
     content, reasoning, calls, _ = collected(deltas_of(name, pieces))
     content = content.removeprefix("<think>")  # which one parser adds
     text = "".join(pieces)

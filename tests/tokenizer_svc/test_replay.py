@@ -42,9 +42,7 @@ class Tape:
         self.texts = [*texts]
         self.stop: tuple[str, int] | None = None
 
-    def open(
-        self, session: DetokenizeSession, token_ids: Sequence[int], options: dict[str, Any], history: int
-    ) -> Tape:
+    def open(self, session: DetokenizeSession, token_ids: Sequence[int], options: dict[str, Any], history: int) -> Tape:
         """Opens the sequence with its first `history` tokens as already answered."""
         frame = tokenizer_pb2.DetokenizeSessionRequest()
         frame.opens.add(stream_id=1, history_token_ids=token_ids[:history], **options)
