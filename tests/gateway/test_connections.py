@@ -25,6 +25,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 ENDLESS = {"model": "fake", "prompt": "A", "max_tokens": 4000}
 # A stream of a second or more on the engine of `strict`, whose gateway allows 0.3 s for headers and bodies.
 LONG = {"model": "fake", "prompt": "A", "max_tokens": 100, "stream": True}
+# An answer of four megabytes, more than the buffers of a connection hold.
+LARGE = {"model": "fake", "prompt": ["A" * 4000] * 10, "n": 100, "echo": True, "max_tokens": 1}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -199,8 +201,7 @@ async def test_a_client_that_does_not_read_is_left(
 ) -> None:
     """The connection is closed for a whole answer, a stream, and pipelined requests."""
     monkeypatch.setattr("gateway.http_protocol._STALL_SECONDS", 0.2)
-    body = {"model": "fake", "prompt": ["A" * 4000] * 200, "n": 5, "echo": True, "max_tokens": 1}
-    data = request(body) if path == "/v1/completions" else f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * 1000
+    data = request(LARGE) if path == "/v1/completions" else f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * 1000
     loop = asyncio.get_running_loop()
     async with running_gateway(tokenizer_folder) as stack:
         with socket.socket() as client:
@@ -214,14 +215,13 @@ async def test_a_client_that_does_not_read_is_left(
 
 async def test_a_client_that_reads_slowly_gets_all(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http_protocol._STALL_SECONDS", 0.5)
-    body = {"model": "fake", "prompt": ["A" * 4000] * 200, "n": 5, "echo": True, "max_tokens": 1}
     loop, answer = asyncio.get_running_loop(), b""
     async with running_gateway(tokenizer_folder) as stack:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
             client.setblocking(False)
             await loop.sock_connect(client, ("127.0.0.1", stack.port))
-            await loop.sock_sendall(client, request(body, connection="close"))
+            await loop.sock_sendall(client, request(LARGE, connection="close"))
             while piece := await loop.sock_recv(client, 2**16):
                 answer += piece
                 await asyncio.sleep(0.03)  # a megabyte takes a second or two

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -27,6 +28,12 @@ from tokenizer_svc.video_frames import (
 )
 
 SIZES = [(1280, 720), (60, 40), (40, 60), (10, 900), (28, 28), (1, 1), (4096, 2304), (33, 47), (5, 700)]
+
+
+@functools.cache
+def processor(name: str) -> Any:
+    """Transformers' processor, which choosing frames does not change."""
+    return video_processor_class(name)()
 
 
 def facts(num_frames: int, fps: float = 10.0) -> VideoFacts:
@@ -68,12 +75,12 @@ def test_frames_a_second(num_frames: int, fps: float, rate: float) -> None:
     count = frames_a_second(whole, {"fps": rate})
     assert count is not None
     about = VideoMetadata(total_num_frames=num_frames, fps=fps)
-    third = video_processor_class("Qwen3VLVideoProcessor")().sample_frames(about, fps=rate).tolist()
+    third = processor("Qwen3VLVideoProcessor").sample_frames(about, fps=rate).tolist()
     assert to_the_last(whole, count) == third
     if num_frames < 2:
         assert in_pairs(whole, count) == [0]
         return
-    second = video_processor_class("Qwen2VLVideoProcessor")().sample_frames(about, fps=rate).tolist()
+    second = processor("Qwen2VLVideoProcessor").sample_frames(about, fps=rate).tolist()
     found = in_pairs(whole, count)
     assert len(found) % 2 == 0
     # Theirs are computed in float32, in which there may be one more behind the end.
@@ -87,7 +94,7 @@ def test_frames_of_glm(num_frames: int, fps: float, rate: float) -> None:
     """As Transformers' processors choose them: GLM-4.1V's, and GLM-4.6V's, whose rate depends on the duration alone."""
     whole = VideoFacts(num_frames, fps, 64, 48)
     about = VideoMetadata(total_num_frames=num_frames, fps=fps, duration=whole.duration)
-    first, second = (video_processor_class(f"Glm{name}VideoProcessor")() for name in ("4v", "46V"))
+    first, second = (processor(f"Glm{name}VideoProcessor") for name in ("4v", "46V"))
     assert some_a_second(whole, rate, 300) == first.sample_frames(about, fps=rate).tolist()
     assert fewer_of_long_ones(whole) == (second.sample_frames(about).tolist() or [0, 0])
 
@@ -143,9 +150,8 @@ def test_a_single_frame_counts_as_those_of_a_patch() -> None:
 @pytest.mark.parametrize("num_frames", [1, 2, 5])
 def test_patches(num_frames: int) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (num_frames, 28, 42, 3), np.uint8)
-    processor = video_processor_class("Qwen3VLVideoProcessor")()
     videos = torch.from_numpy(frames).permute(0, 3, 1, 2)[None]
-    expected, *grid = processor.patchify(videos, 7, 2, 2)
+    expected, *grid = processor("Qwen3VLVideoProcessor").patchify(videos, 7, 2, 2)
     patches, found = in_patches(frames, 7, 2, 2)
     assert found.tolist() == [grid]
     assert np.array_equal(patches, expected[0].numpy())
