@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -45,14 +46,14 @@ def settled(price: Price, sequences: int, offer: Offer, steps: int = 600, noise:
 def throughput(price: Price, sequences: int, offer: Offer, rows: list[int]) -> float:
     """Returns the expected tokens per second."""
     tokens = seconds = 0.0
-    for count in rows:
-        tokens += sequences
+    for count, steps in Counter(rows).items():
+        tokens += steps * sequences
         for index in range(sequences):
             probability = offer.first
             for _ in range(count // sequences + (index < count % sequences)):
-                tokens += probability
+                tokens += steps * probability
                 probability *= offer.following
-        seconds += price(sequences, count)
+        seconds += steps * price(sequences, count)
     return tokens / seconds
 
 
