@@ -388,13 +388,13 @@ LONGROPE: dict[str, Any] = {
 
 
 def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **changes: Any) -> Path:
-    """Saves a float32 model; the same family and changes give the same weights."""
+    """Saves a float32 model, which `load_reference` finds loaded; the same family and changes give the same weights."""
     name, config = (FAMILIES | MIXTURES | HYBRIDS | OTHERS)[family]
     torch.manual_seed(0)
     config_class = getattr(transformers, f"{name}Config")
     # Some of Transformers' configurations add to what they are given.
     given = copy.deepcopy(_SHAPE | config | changes)
-    model = transformers.AutoModelForCausalLM.from_config(config_class(**given))
+    model = transformers.AutoModelForCausalLM.from_config(config_class(**given), experts_implementation="eager").eval()
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias") or "norm" in parameter_name:
             torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)
@@ -410,6 +410,7 @@ def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **chan
         elif name.endswith(("act_fn.beta", "act_fn.eps")):  # of xIELU, far from their usual values
             torch.nn.init.uniform_(buffer, *((0.3, 0.8) if name.endswith("beta") else (-0.5, -0.1)))
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+    kept_model(folder, lambda: model, repr({}))
     return folder
 
 
@@ -448,7 +449,7 @@ def logits_of(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
 
 def reference_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
     """Log-probabilities [tokens, vocabulary] by Transformers, in float64."""
-    model = _load(folder).double()
+    model = kept_model(folder, lambda: copy.deepcopy(load_reference(folder)).double(), "float64")
     with torch.inference_mode():
         return model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
 
