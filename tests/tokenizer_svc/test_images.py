@@ -318,7 +318,7 @@ def placeable(num_tokens: int, replacement: str) -> PreparedMedium:
 
 async def test_texts_and_places_of_images() -> None:
     preparer = MediaPreparer(None, ImageProcessorOptions())
-    preparer.use({"marks": {"image": ["<image>", "<image>", 9]}, "can_prune": False, "fault": ""})
+    preparer.use({"marks": {"image": ["<image>", "<image>", 9]}, "mark_ids": {}, "can_prune": False, "fault": ""})
     images = [placeable(2, "[AA]"), placeable(3, "[B,BB]")]
     assert preparer.insert("x<image>y<image>", images) == ("x[AA]y[B,BB]", images)
     assert preparer.insert("<image><image>", images) == ("[AA][B,BB]", images)
