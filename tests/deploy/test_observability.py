@@ -17,6 +17,7 @@ from prometheus_client.core import Metric
 from gateway.api_keys import ApiKeys
 from gateway.metrics.collector import GatewayCollector
 from gateway.metrics.http import HttpStatistics
+from gateway.requests.realtime_sessions import RealtimeSessions
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.fleet import Fleet
 from quire.memory_guard import MemoryGuard
@@ -73,7 +74,9 @@ def names_of(metrics: Iterable[Metric]) -> set[str]:
 async def exported() -> set[str]:
     """The names of all metrics of a gateway and of a router that have just started."""
     streams: Any = SimpleNamespace(queued={})
-    gateway = GatewayCollector(Fleet([]), streams, RequestStatistics(), HttpStatistics(), ApiKeys(()), MemoryGuard())
+    gateway = GatewayCollector(
+        Fleet([]), streams, RequestStatistics(), HttpStatistics(), ApiKeys(()), MemoryGuard(), RealtimeSessions()
+    )
     router = Router(RouterOptions(), GrpcServerOptions(port=0), RpcSecurityOptions())
     try:
         return names_of(gateway.collect()) | names_of(router.metrics.collect())
