@@ -111,7 +111,9 @@ class Administration:
             DeadlineExceeded, Conflict: see `pause`.
         """
         if level > SleepLevel.PAUSED:
-            self._check_sleep_mode(f"For sleep level {level:d}, which frees memory (level 0 only pauses the engine)")
+            self._check_sleep_mode(
+                f"For sleep level {level:d}, which frees memory (level 0 only pauses the engine)", "level"
+            )
 
         def act(engine: SteppedEngine) -> None:
             self._leave(engine, leaving)
@@ -220,9 +222,9 @@ class Administration:
         self._is_profiling = False
         return files
 
-    def _check_sleep_mode(self, what_for: str) -> None:
+    def _check_sleep_mode(self, what_for: str, parameter: str = "") -> None:
         if not self._options.enable_sleep_mode:
-            raise FailedPrecondition(f"{what_for}, start the engine with --enable-sleep-mode.", parameter="level")
+            raise FailedPrecondition(f"{what_for}, start the engine with --enable-sleep-mode.", parameter=parameter)
 
     @staticmethod
     def _check_weights(engine: SteppedEngine, folder: str) -> None:

@@ -60,8 +60,9 @@ class WeightReceiver:
                 case LeaveTrainer():
                     self._leave()
                 case CheckTensors():
+                    form = self._form()
                     for tensor in command.tensors:
-                        self._stored_dtype(tensor)
+                        _stored_dtype(form, tensor)
                 case ReceiveTensors():
                     self._receive(command)
                 case CompleteWeights() if self._rank == 0:
@@ -76,60 +77,40 @@ class WeightReceiver:
             self._group.close()
         self._group = None
 
-    def _stored_dtype(self, tensor: SentTensor) -> torch.dtype | None:
-        """The dtype in which a sent tensor is kept; None if the model does not read it.
-
-        Raises:
-            StartupError: it cannot replace a tensor of the checkpoint.
-        """
-        form = self._form()
-        code, shape = _CODES.get(tensor.dtype), list(tensor.shape)
-        if code is None:
-            raise StartupError(
-                f"{tensor.name} is of dtype {tensor.dtype[:40]!r}; it must be one of {', '.join(_CODES)}."
-            )
-        if form.is_unread(tensor.name):
-            return None
-        served = form.tensors.get(tensor.name, "")
-        if not served:
-            raise StartupError(f"{tensor.name[:200]} is not in the served checkpoint, whose names must be sent.")
-        wanted = served.partition(" ")[0]
-        convertible = code in _NUMBERS and wanted in _NUMBERS
-        if served != f"{wanted if convertible else code} {shape}":
-            raise StartupError(f"{tensor.name} is {code} {shape}, but {served} in the served checkpoint.")
-        return _DTYPES[wanted]
-
     def _receive(self, command: ReceiveTensors) -> None:
         """
         Raises:
             RuntimeError: see TrainerGroup.receive.
-            SafetensorError, OSError: the file cannot be written.
+            StartupError, SafetensorError, OSError: a file cannot be read or written.
         """
         if self._group is None:
             raise RuntimeError("the trainer's group was left")
         kept: dict[str, torch.Tensor] = {}
-        deadline = time.monotonic() + command.seconds
+        kept_bytes, form, deadline = 0, self._form(), time.monotonic() + command.seconds
         for buffer in buffers(command.tensors, command.buffer_bytes):
-            content = self._group.receive(sum(map(num_bytes, buffer)), deadline)
+            sizes = list(map(num_bytes, buffer))
+            content = self._group.receive(sum(sizes), deadline)
             if self._rank:
                 continue
-            for tensor, part in zip(buffer, content.split([num_bytes(each) for each in buffer]), strict=True):
-                if (stored := self._stored_dtype(tensor)) is not None:
+            for tensor, part in zip(buffer, content.split(sizes), strict=True):
+                if (stored := _stored_dtype(form, tensor)) is not None:
                     values = part.clone().view(_dtype(tensor)).view(tensor.shape)  # a copy is aligned
                     kept[tensor.name] = values.to("cpu", stored)
-            if sum(each.nbytes for each in kept.values()) > _FILE_BYTES:
+                    kept_bytes += kept[tensor.name].nbytes
+            if kept_bytes > _FILE_BYTES:
                 _write(kept, Path(command.folder))
-                kept = {}
+                kept, kept_bytes = {}, 0
         if kept:
             _write(kept, Path(command.folder))
 
     def _complete(self, folder: Path, served: Path) -> None:
         """Adds the tensors that were not received, and links to the other files."""
         received = {name for file in folder.glob("*.safetensors") for name in _names_in(file)}
+        missing = self._form().tensors.keys() - received
         kept: dict[str, torch.Tensor] = {}
         for file in sorted(served.glob("*.safetensors")):
             with opened(file) as reader:
-                for name in self._form().tensors.keys() & set(reader.keys()) - received:
+                for name in missing & set(reader.keys()):
                     kept[name] = reader.get_tensor(name)
         if kept:
             _write(kept, folder)
@@ -141,13 +122,39 @@ class WeightReceiver:
 def buffers(tensors: Iterable[SentTensor], most_bytes: int | None) -> Iterator[Sequence[SentTensor]]:
     """The tensors of each broadcast; see ReceiveTensors.buffer_bytes."""
     buffer: list[SentTensor] = []
+    size = 0
     for tensor in tensors:
         buffer.append(tensor)
-        if most_bytes is None or sum(map(num_bytes, buffer)) > most_bytes:
+        size += num_bytes(tensor)
+        if most_bytes is None or size > most_bytes:
             yield buffer
-            buffer = []
+            buffer, size = [], 0
     if buffer:
         yield buffer
+
+
+def _stored_dtype(form: CheckpointForm, tensor: SentTensor) -> torch.dtype | None:
+    """The dtype in which a sent tensor is kept; None if the model does not read it.
+
+    Args:
+        form: of the served checkpoint.
+
+    Raises:
+        StartupError: it cannot replace a tensor of the checkpoint.
+    """
+    code, shape = _CODES.get(tensor.dtype), list(tensor.shape)
+    if code is None:
+        raise StartupError(f"{tensor.name} is of dtype {tensor.dtype[:40]!r}; it must be one of {', '.join(_CODES)}.")
+    if form.is_unread(tensor.name):
+        return None
+    served = form.tensors.get(tensor.name, "")
+    if not served:
+        raise StartupError(f"{tensor.name[:200]} is not in the served checkpoint, whose names must be sent.")
+    wanted = served.partition(" ")[0]
+    convertible = code in _NUMBERS and wanted in _NUMBERS
+    if served != f"{wanted if convertible else code} {shape}":
+        raise StartupError(f"{tensor.name} is {code} {shape}, but {served} in the served checkpoint.")
+    return _DTYPES[wanted]
 
 
 def num_bytes(tensor: SentTensor) -> int:

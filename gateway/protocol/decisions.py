@@ -45,7 +45,7 @@ class ChoiceQuestion(msgspec.Struct, tag="choice", forbid_unknown_fields=True):
     """Which of several answers is right."""
 
     instructions: str
-    choices: Annotated[list[ChoiceOption], msgspec.Meta(min_length=2, max_length=255)]
+    choices: Annotated[list[ChoiceOption], msgspec.Meta(min_length=2)]
     name: Name = None
 
 
@@ -72,7 +72,7 @@ class DecisionRequest(RequestFields, kw_only=True):
 
     model: str
     input: str | list[InputMessage]
-    questions: Annotated[list[DecisionQuestion], msgspec.Meta(min_length=1, max_length=200)]
+    questions: list[DecisionQuestion]  # as many as MAX_QUESTIONS
     safety_identifier: Annotated[str, msgspec.Meta(max_length=128)] | None = None
 
 
