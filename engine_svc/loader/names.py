@@ -19,7 +19,7 @@ _OF_OTHERS = (
     "mm_projector.", "projector.", "mlp1.", "embed_vision.", "embed_audio.", "vision_projection.", "connector.",
     "density_router.", "layerwise_projectors.", "spatial_projectors.", "mlp_AR.", "image_newline", "audio_tower.",
     "encoder.", "talker.", "token2wav.", "code2wav.", "merger.", "vit.", "visual_embeddings_table.",
-    "view_separator", "view_seperator", "sam_model.", "qwen2_model.",
+    "view_separator", "view_seperator", "sam_model.", "qwen2_model.", "vision_projector.", "aligner.",
 )  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _OF_TEXT = ("embed_tokens.", "layers.", "lm_head.", "norm.", "embed_tokens_per_layer.", "per_layer_", "altup_")

@@ -67,6 +67,10 @@ def _without_text(raw: Mapping[str, Any]) -> Any:
         text.layer_types = []
     if getattr(vision, "tokenize_function", None) == "gumbel_argmax":
         raise StartupError("The image encoder draws at random (tokenize_function gumbel_argmax), which Quire does not.")
+    if config.model_type == "aria" and config.vision_feature_layer != -1:
+        raise StartupError(
+            f"config.json: vision_feature_layer is {config.vision_feature_layer}; for Aria, only -1 is supported."
+        )
     if hasattr(vision, "vision_use_head"):
         vision.vision_use_head = False  # it makes one vector of a whole image, which no text model takes
     config.quantization_config = text.quantization_config = None  # of the text model, wherever it is written

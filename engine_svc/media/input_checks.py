@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine_svc.media.input_forms import COLORS, FINE, MASK, NUM_TILES, TILE_SIZES, Tiles, Views, form_of
+from engine_svc.media.input_forms import COLORS, FINE, MASK, MASK_OF_ARIA, NUM_TILES, TILE_SIZES, Tiles, Views, form_of
 from engine_svc.media.unfit import UnfitImage, check_channels, integer, wrong_shape
 from quire.images import LOCAL_PIXELS, MARKS, PIXELS, PLACES, SOUND, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
 
@@ -35,7 +35,9 @@ _APART_IN_TIME = frozenset(
     {"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "lfm3_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 )
 
-INPUTS = frozenset({PIXELS, LOCAL_PIXELS, PLACES, TILE_SHAPES, TILE_SIZES, VIDEO_PIXELS, MASK, FINE, *_SHAPES})
+INPUTS = frozenset(
+    {PIXELS, LOCAL_PIXELS, PLACES, TILE_SHAPES, TILE_SIZES, VIDEO_PIXELS, MASK, MASK_OF_ARIA, FINE, *_SHAPES}
+)
 
 
 class InputChecks:
@@ -115,7 +117,7 @@ class InputChecks:
     def _check_video(self, pixels: ImageInput, inputs: Mapping[str, ImageInput], image: Image) -> None:
         if not self._takes_videos or len(inputs) > 1:
             raise UnfitImage(f"{VIDEO_PIXELS} is not what the encoder takes, or not alone")
-        side = self._form.side if isinstance(self._form, Tiles) else None
+        side = next(iter(self._form.sides), None) if isinstance(self._form, Tiles) else None
         if len(pixels.shape) != 5 or pixels.shape[0] != 1 or pixels.shape[-2:] != (side, side) or not pixels.shape[1]:
             raise wrong_shape(pixels, f"[1, frames, channels, {side}, {side}]")
         check_channels(image, pixels.shape[-3])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from engine_svc.media.unfit import UnfitImage, check_channels, integer, wrong_shape
 from quire.images import LOCAL_PIXELS, PIXELS, PLACES, TILE_SHAPES, Image, ImageInput
 
-MASK = "pixel_attention_mask"
+MASK, MASK_OF_ARIA = "pixel_attention_mask", "pixel_mask"
 FINE = "tile_fine_mask"  # whether an image has four times as many embeddings
 NUM_TILES = "num_local_patches"
 TILE_SIZES = "target_sizes"  # rows and columns of the patches of each tile, where patches stand in one row
@@ -52,17 +52,17 @@ class InputForm(Protocol):
 class Tiles:
     """Tiles […, channels, rows, columns], and maybe which of their pixels are padding."""
 
-    side: int | None  # in pixels; None if tiles may have any size
+    sides: tuple[int, ...] = ()  # in pixels; empty if tiles may have any size
     channels_last = False
 
     def check(self, pixels: ImageInput, inputs: Mapping[str, ImageInput], image: Image) -> None:
         """See InputForm.check."""
         if len(pixels.shape) < -_CHANNELS_DIMENSION:
             raise wrong_shape(pixels, "[…, channels, rows, columns]")
-        if self.side and pixels.shape[-2:] != (self.side, self.side):
-            raise wrong_shape(pixels, f"[…, {self.side}, {self.side}]")
+        if self.sides and pixels.shape[-2:] not in [(side, side) for side in self.sides]:
+            raise wrong_shape(pixels, " or ".join(f"[…, {side}, {side}]" for side in self.sides))
         check_channels(image, pixels.shape[_CHANNELS_DIMENSION])
-        mask = inputs.get(MASK)
+        mask = inputs.get(MASK, inputs.get(MASK_OF_ARIA))
         if mask is not None and mask.shape != (*pixels.shape[:_CHANNELS_DIMENSION], *pixels.shape[-2:]):
             raise wrong_shape(mask, f"that of {PIXELS} {list(pixels.shape)} without channels")
 
@@ -77,7 +77,7 @@ class MaskedTiles:
 
     def check(self, pixels: ImageInput, inputs: Mapping[str, ImageInput], image: Image) -> None:
         """See InputForm.check."""
-        Tiles(self.side).check(pixels, {}, image)
+        Tiles((self.side,)).check(pixels, {}, image)
         wanted, mask, fine = pixels.shape[:-3], inputs.get(MASK), inputs.get(FINE)
         if len(wanted) != 2 or wanted[0] != 1 or pixels.shape[-3] != COLORS:
             raise wrong_shape(pixels, f"[1, tiles, {COLORS}, {self.side}, {self.side}]")
@@ -197,7 +197,9 @@ def form_of(config: Any) -> InputForm:
             return Views(vision.sam_config.num_channels, tuple(count * side for count in _EMBEDDINGS_OF_VIEWS))
         case "granite_docling_vision":
             return MaskedTiles(vision.image_size, bool(vision.use_fine_route))
-    return Tiles(vision.image_size if vision.model_type in _OF_ONE_SIZE else None)
+    if config.model_type == "aria":  # whose projector knows these numbers of patches
+        return Tiles(tuple(math.isqrt(count) * vision.patch_size for count in config.projector_patch_to_query_dict))
+    return Tiles((vision.image_size,) if vision.model_type in _OF_ONE_SIZE else ())
 
 
 def _merged(config: Any) -> tuple[int, int]:

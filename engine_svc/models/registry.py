@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "AquilaForCausalLM": "engine_svc.models.llama",
     "AquilaModel": "engine_svc.models.llama",
     "ArceeForCausalLM": "engine_svc.models.arcee",
+    "AriaTextForCausalLM": "engine_svc.models.aria",
     "BaiChuanForCausalLM": "engine_svc.models.baichuan",
     "BaichuanForCausalLM": "engine_svc.models.baichuan",
     "BailingHybridForCausalLM": "engine_svc.models.ling3",
@@ -165,9 +166,11 @@ ENCODERS = {
 
 # Vision-language models whose images Quire encodes (see media/encoder.py), and the architectures of their text models.
 IMAGE_MODELS = frozenset({
+    "AriaForConditionalGeneration",
     "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
     "DeepseekOcr2ForConditionalGeneration",
+    "DeepseekVLForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
@@ -180,6 +183,7 @@ IMAGE_MODELS = frozenset({
     "Granite4VisionForConditionalGeneration",
     "GraniteDoclingForConditionalGeneration",
     "HunYuanVLForConditionalGeneration",
+    "HyperCLOVAXVisionV2ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
@@ -252,6 +256,7 @@ _HEARING_PARTS = {
     "Gemma4ForConditionalGeneration": "audio_config", "Gemma4UnifiedForConditionalGeneration": "audio_config",
 }  # fmt: skip
 TEXT_TYPES = {
+    "aria_text": "AriaTextForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "deepseek_ocr2_text": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
@@ -272,6 +277,7 @@ TEXT_TYPES = {
     "granite_docling_text": "GraniteForCausalLM",
     "hunyuan_vl": "HunYuanDenseV1ForCausalLM",  # of configurations whose text model has no part of its own
     "hunyuan_vl_text": "HunYuanDenseV1ForCausalLM",
+    "hyperclovax": "HyperCLOVAXForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "lfm3": "Lfm3ForCausalLM",

@@ -53,6 +53,12 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 4, "mup_enabled": True, "attention_bias": True,
         },
     ),
+    "aria": (
+        "AriaText", {
+            "moe_num_experts": 6, "moe_topk": 3, "moe_num_shared_experts": 2, "intermediate_size": 32,
+            "attention_bias": True, "mlp_bias": True,
+        },
+    ),
     "cohere-moe": (
         "Cohere2Moe", _COMMAND | {
             "num_shared_experts": 2, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 80,

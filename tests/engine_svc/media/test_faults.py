@@ -347,6 +347,10 @@ GREEDY_INPUTS: dict[str, tuple[str, Fault, str]] = {
     # Of one patch each, to which the positions of all patches of a tile would be added.
     "tiles of one patch": ("aya_vision", pixels(20_000, 3, 7, 7), "takes […, 28, 28]"),
     "smaller tiles": ("llama4", pixels(20_000, 3, 14, 14), "takes […, 28, 28]"),
+    "tiles of one patch of Aria": ("aria", pixels(500, 3, 70, 70), "takes […, 490, 490] or […, 980, 980]"),
+    "a mask of Aria for another size": (
+        "aria", inputs(pixel_mask=np.ones((1, 9000, 980), np.bool_)), "without channels",
+    ),
     "tiles of one patch of Command A Vision": ("cohere2_vision", pixels(20_000, 3, 7, 7), "takes […, 28, 28]"),
     "tiles of one patch, for one image": ("llava_onevision", pixels(20_000, 3, 14, 14), "takes […, 28, 28]"),
     "a mask of many patches": (

@@ -135,6 +135,34 @@ _LFM2_VL: dict[str, Any] = {
 _CONVOLUTIONS = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
 
 FAMILIES: dict[str, Family] = {
+    # Tiles have 490 or 980 pixels along each side; the processor knows no others.
+    "aria": Family(
+        "Aria", "AriaProcessor", "AriaImageProcessor", templates.LLAVA,
+        text=TEXT | {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1, "intermediate_size": 48},
+        vision=VISION | {"image_size": 980, "patch_size": 70},
+        config={"projector_patch_to_query_dict": {"49": 4, "196": 9}},
+        tokens=("<image>",),
+        token_attributes={"image_token": "<image>"},
+        image_fields={},
+        processor_fields={"size_conversion": {"490": 4, "980": 9}},
+    ),
+    "deepseek_vl": Family(
+        "DeepseekVL", "DeepseekVLProcessor", "DeepseekVLImageProcessor", templates.LLAVA,
+        text=TEXT | {"model_type": "llama"},
+        vision=_SIGLIP,
+        token_ids={"image_token_id": "<image>"},
+        token_attributes={"image_token": "<image>"},
+        image_fields={"size": SQUARE},
+        processor_fields={"num_image_tokens": 16},
+    ),
+    "hyperclovax_vision": Family(
+        "HyperCLOVAXVisionV2", "HyperCLOVAXVisionV2Processor", "Qwen2VLImageProcessor", templates.QWEN2_VL,
+        text=TEXT | {"model_type": "hyperclovax", "residual_multiplier": 0.6, "logits_scaling": 0.5},
+        vision=QWEN_VISION | {"window_size": 28, "fullatt_block_indexes": [1]},
+        token_ids={"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+        tokens=QWEN_TOKENS,
+        image_fields=QWEN_PIXELS,
+    ),
     "llava": Family(
         "Llava", "LlavaProcessor", "CLIPImageProcessor", templates.LLAVA,
         text=TEXT | {"model_type": "llama"},
