@@ -44,7 +44,7 @@ from engine_svc.scheduler.drafter import Drafter
 from engine_svc.speculative.registry import make_speculation
 from engine_svc.speculative.vocabulary import check_vocabulary
 from engine_svc.structured.grammars import Grammars, unknown_vocabulary
-from quire.errors import FailedPrecondition, StartupError
+from quire.errors import Conflict, FailedPrecondition, StartupError
 from quire.options.engine import EngineOptions
 from quire.options.lora import ENABLE_FLAG, TARGETS_FLAG
 from quire.options.model import ModelOptions
@@ -56,6 +56,11 @@ from quire.supervised import Stage, report
 from quire.tokenizer.modes import find_tokenizer
 
 logger = logging.getLogger(__name__)
+
+_CHANGED = (
+    "The files of the served weights are not those that were loaded: they have changed, or other weights are being "
+    "loaded. /collective_rpc with reload_weights reads them again."
+)
 
 
 class EngineWorker:
@@ -84,6 +89,7 @@ class EngineWorker:
         self._fingerprint: Callable[[Path, str], str] | None = None
         self._folder = Path()  # of the weights
         self._weight_version = ""
+        self._digesting: asyncio.Task[Mapping[str, str]] | None = None  # under way, for all who wait for it
         self._renewals = 0  # number of times that the fingerprint has changed
         self._num_pulls = 0  # of KV blocks, by other workers
         self._has_no_pulls = asyncio.Event()
@@ -175,8 +181,38 @@ class EngineWorker:
 
     async def name_weights(self, version: str) -> None:
         """Gives the served weights another version, and so another fingerprint."""
+        await self.administration.name_weights(version)
         self._weight_version = version
         await self.look_at_weights()
+
+    async def digest_weights(self) -> Mapping[str, str]:
+        """SHA-256 of each tensor of the files that the served weights were loaded from, by name.
+
+        Raises:
+            FailedPrecondition: they are not in safetensors files.
+            Conflict: the files have changed since, or are being replaced.
+        """
+        if self._digesting is None or self._digesting.done():
+            self._digesting = asyncio.create_task(self._digest_weights())
+        return await asyncio.shield(self._digesting)
+
+    async def _digest_weights(self) -> Mapping[str, str]:
+        from engine_svc.loader.digests import tensor_digests  # which imports torch
+
+        folder, version, changed = self._folder, self._weight_version, Conflict(_CHANGED)
+        try:
+            if self._fingerprint is not None:
+                found = await asyncio.to_thread(self._fingerprint, folder, version)
+                if found != self.info.fingerprint:
+                    raise changed
+            digests = await asyncio.to_thread(tensor_digests, folder, self._options)
+        except StartupError as error:
+            raise FailedPrecondition(str(error)) from error
+        except OSError as error:
+            raise changed from error
+        if (folder, version) != (self._folder, self._weight_version):
+            raise changed
+        return digests
 
     def _check_replaceable(self) -> None:
         if self.info.lockstep_ranks > 1:
@@ -198,7 +234,7 @@ class EngineWorker:
             self._info = replace(self.info, fingerprint=found, model=model)
             self._renewals += 1
 
-        await self.administration.update_weights(str(folder), leaving, wait_seconds, replaced)
+        await self.administration.update_weights(str(folder), version, leaving, wait_seconds, replaced)
 
     async def load(self) -> ModelInfo:
         """Loads the model, in the engine's thread.

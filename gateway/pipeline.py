@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gateway.answers.deltas import ChoiceUpdate, Finish, FinishReason
+from gateway.answers.weight_versions import WeightVersions
 from gateway.beam_search import BeamSearches
 from gateway.requests.choice_room import ChoiceRoom
 from gateway.requests.generation_request import GenerationRequest
@@ -185,6 +188,7 @@ class Pipeline:
         state.streams.append(stream)
         for index in range(request.n):
             choice = ChoiceState(stream, number * request.n + index)
+            choice.versions = WeightVersions() if request.with_weight_versions else None
             stream.choices.append(choice)
             if request.wants_text:
                 self.texts.open(choice)
@@ -222,6 +226,8 @@ class Pipeline:
     def _on_update(self, choice: ChoiceState, update: ChoiceUpdate) -> None:
         state = choice.stream.owner
         choice.num_tokens += len(update.token_ids)
+        if choice.versions is not None and update.finish:
+            update = msgspec.structs.replace(update, weight_versions=choice.versions.spans(choice.num_tokens))
         now = time.monotonic()
         self._statistics.progressed(state, update, now)
         self._log.progressed(state, update)

@@ -138,7 +138,7 @@ class Administration:
         await self._exclusively(lambda engine: self._check_weights(engine, folder))
 
     async def update_weights(
-        self, folder: str, leaving: Leaving, wait_seconds: float, replaced: Callable[[], None]
+        self, folder: str, version: str, leaving: Leaving, wait_seconds: float, replaced: Callable[[], None]
     ) -> None:
         """Replaces the weights; see Rest.replace_weights.
 
@@ -155,15 +155,23 @@ class Administration:
         """
 
         def act(engine: SteppedEngine) -> None:
+            def named() -> None:
+                engine.name_weights(version)
+                replaced()
+
             self._check_weights(engine, folder)  # it may have been deleted while requests were waited for
             self._leave(engine, leaving)
-            engine.rest.replace_weights(folder, replaced)
+            engine.rest.replace_weights(folder, named)
 
         if leaving is Leaving.WAIT and self.status.is_paused:
             leaving = Leaving.KEEP
         started = time.monotonic()
         await self._rest(leaving, wait_seconds, act)
         logger.info("weights of %s loaded, after %.2f s", folder, time.monotonic() - started)
+
+    async def name_weights(self, version: str) -> None:
+        """Gives the served weights another version."""
+        await self._exclusively(lambda engine: engine.name_weights(version))
 
     async def upkeep(self, command: TransferUpkeep) -> list[str]:
         """Has the ranks run a command; returns their answers. Steps stop meanwhile."""

@@ -205,6 +205,11 @@ class Engine:
         self._collect_all()
         return self._executor.upkeep(command)
 
+    def name_weights(self, version: str) -> None:
+        """Gives the weights a version, which is reported with the tokens that they compute from now on."""
+        self._collect_all()
+        self._requests.weight_version = version
+
     def retire_adapter(self, adapter: Adapter, gone: Callable[[], None]) -> None:
         """Forgets an adapter, which no new request may use, once the last request that uses it has ended.
 

@@ -127,7 +127,7 @@ def joined(steps: Sequence[list[SequenceDelta]]) -> list[SequenceDelta]:
         place = places.pop(sequence, None)
         if delta.logprobs is None and delta.prompt_logprobs is None:
             # A delta without tokens may concern the whole request, such as its early end.
-            if place is not None and delta.token_ids and (before := found[place]) is not None:
+            if place is not None and delta.token_ids and (before := _joinable(found[place], delta)) is not None:
                 delta = msgspec.structs.replace(
                     delta, token_ids=before.token_ids + delta.token_ids, num_previous_tokens=before.num_previous_tokens,
                     routed_experts=before.routed_experts and before.routed_experts + (delta.routed_experts or []),
@@ -137,3 +137,8 @@ def joined(steps: Sequence[list[SequenceDelta]]) -> list[SequenceDelta]:
             places[sequence] = len(found)
         found.append(delta)
     return [delta for delta in found if delta is not None]
+
+
+def _joinable(before: SequenceDelta | None, delta: SequenceDelta) -> SequenceDelta | None:
+    """The delta before, if the same weights have computed the tokens of both."""
+    return before if before is not None and before.weight_version == delta.weight_version else None

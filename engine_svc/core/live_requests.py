@@ -27,6 +27,7 @@ class LiveRequests:
         self._live: dict[int, LiveRequest] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._deltas: list[SequenceDelta] = []
+        self.weight_version = ""  # of the weights that compute tokens from now on
 
     def __iter__(self) -> Iterator[LiveRequest]:
         return iter(list(self._live.values()))
@@ -100,7 +101,7 @@ class LiveRequests:
                 live.key, choice, token_ids, logprobs, prompt_logprobs, reason, stop_token_id, final, usage,
                 ended_by_constraint=reason is FinishReason.STOP and not by_token,
                 num_previous_tokens=sequence.num_output_tokens - len(token_ids) if token_ids else None,
-                routed_experts=routed_experts, sampling_masks=sampling_masks,
+                routed_experts=routed_experts, sampling_masks=sampling_masks, weight_version=self.weight_version,
             )
         )  # fmt: skip
 

@@ -149,6 +149,9 @@ class PoolingEngine:
         """See Engine.upkeep."""
         return self._steps.upkeep(command)
 
+    def name_weights(self, version: str) -> None:
+        """Does nothing: answers do not tell which weights computed them."""
+
     def stop(self, key: int, choice_index: int, num_output_tokens: int) -> None:
         """Does nothing: there is no text to stop at."""
 

@@ -154,7 +154,7 @@ class StepProcessor:
                 SequenceDelta(
                     live.key, sequence.choice_index, run, logprobs, prompt_logprobs,
                     num_previous_tokens=sequence.num_output_tokens - count, routed_experts=routed,
-                    sampling_masks=masks,
+                    sampling_masks=masks, weight_version=self._requests.weight_version,
                 )
             )  # fmt: skip
         else:

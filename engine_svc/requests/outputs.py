@@ -59,6 +59,7 @@ class SequenceDelta(msgspec.Struct, frozen=True):
     # For each of token_ids, the rows of the tokens that were computed for it: see RoutedExpertsForm.
     routed_experts: list[bytes] | None = None
     sampling_masks: list[list[int]] | None = None  # for each of token_ids, those that it was sampled from
+    weight_version: str = ""  # of the weights that computed token_ids; see EngineStatus
     pooled: tuple[PooledOutput, ...] = ()  # outputs of a pooling request, on its only delta
 
 

@@ -120,6 +120,9 @@ class _Obedience:
     async def name_weights(self, command: admin_pb2.NameWeights) -> None:
         await self._worker.name_weights(command.weight_version)
 
+    async def digest_weights(self, command: admin_pb2.DigestWeights) -> None:
+        self._outcome.digests.update(await self._worker.digest_weights())
+
     async def release_cache(self, command: admin_pb2.ReleaseCache) -> None:
         await self._administration.release_cache()
 

@@ -110,7 +110,7 @@ def add_delta(deltas: Any, delta: SequenceDelta, stream_id: int) -> None:
     """Appends a delta to a repeated field of GenerationDelta."""
     message = deltas.add(
         stream_id=stream_id, choice_index=delta.choice_index, token_ids=delta.token_ids,
-        num_previous_tokens=delta.num_previous_tokens,
+        num_previous_tokens=delta.num_previous_tokens, weight_version=delta.weight_version,
     )  # fmt: skip
     if delta.logprobs:
         _add_logprobs(message.logprobs, delta.logprobs)

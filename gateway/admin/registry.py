@@ -7,11 +7,12 @@ from collections.abc import Collection, Sequence
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from gateway.admin import cache, elastic, profiles, requests, rest, weight_transfer, weights, workers
+from gateway.admin import cache, checker, elastic, profiles, requests, rest, weight_transfer, weights, workers
 from gateway.admin.guard import GuardMiddleware
 
 ADMIN_ROUTES: Sequence[Route] = (
     *cache.ROUTES,
+    *checker.ROUTES,
     *elastic.ROUTES,
     *profiles.ROUTES,
     *requests.ROUTES,

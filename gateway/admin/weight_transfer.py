@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.admin.answer import outcomes_response
+from gateway.admin.checker import compared
 from gateway.admin.query import Query
 from gateway.admin.weights import check_one_model, check_version, get_weight_version
 from gateway.endpoints.body import read_json
@@ -77,13 +78,12 @@ async def finish_weight_update(request: Request) -> Response:
         InvalidRequest: a field is invalid.
     """
     query, body = Query(request, "mode"), await _read_if_any(request, FinishWeightUpdate)
-    if body.baseline is not None:
-        raise InvalidRequest("baseline is not supported: there is no weight checker. Leave it out.",
-                             parameter="baseline")  # fmt: skip
     check_version("weight_version", body.weight_version)
     version = body.weight_version or f"update-{secrets.token_hex(4)}"
     outcomes = await query.administration.finish_weight_update(version, query.leaving(Leaving.KEEP))
-    return outcomes_response(outcomes, message="Weight update finished")
+    if body.baseline is None or outcomes.errors:
+        return outcomes_response(outcomes, message="Weight update finished")
+    return await compared(query, body.baseline, message="Weight update finished")
 
 
 async def update_weight_version(request: Request) -> Response:

@@ -70,6 +70,7 @@ def _joined(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
         next((update.prompt_scores for update in updates if update.prompt_scores), ()),
         tuple(itertools.chain.from_iterable(update.routed_experts for update in updates)),
         tuple(itertools.chain.from_iterable(update.sampling_masks for update in updates)),
+        updates[-1].weight_versions,
     )
 
 

@@ -22,6 +22,7 @@ from gateway.answers.deltas import (
 )
 from gateway.answers.queue import AnswerQueue
 from gateway.answers.stream import UpdateSource
+from gateway.protocol.common import WeightSpan
 from quire.errors import Cancelled
 
 _WAIT_SECONDS = 60.0
@@ -37,6 +38,7 @@ class CollectedChoice:
         self.prompt_scores: Sequence[PromptScore] = ()
         self.routed_experts: list[bytes] = []
         self.sampling_masks: list[Sequence[int]] = []
+        self.weight_versions: Sequence[WeightSpan] = ()
         self.finish = Finish(FinishReason.ABORT)  # until it is known
         self.ended = False
         self._parts: list[tuple[Content | Reasoning | ToolCall, io.StringIO]] = []  # with buffers of their text
@@ -69,6 +71,7 @@ class CollectedChoice:
         self.scores += update.scores
         self.routed_experts += update.routed_experts
         self.sampling_masks += update.sampling_masks
+        self.weight_versions = update.weight_versions  # the last update has them
         self.prompt_scores = self.prompt_scores or update.prompt_scores
 
     def _add_delta(self, delta: Delta) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from gateway.protocol.common import WeightSpan
+
 
 class FinishReason(enum.Enum):
     """Why the engine ended a choice, in OpenAI's terms. APIs may add reasons for what a parser has found."""
@@ -81,6 +83,7 @@ class ChoiceUpdate(msgspec.Struct, frozen=True):
     # One entry per token, if engines return them: see GenerationDelta.routed_experts.
     routed_experts: tuple[bytes, ...] = ()
     sampling_masks: tuple[tuple[int, ...], ...] = ()  # for each token those that it was sampled from, if returned
+    weight_versions: tuple[WeightSpan, ...] = ()  # of all of the choice's tokens, in its last update, if requested
 
     @property
     def finish(self) -> Finish | None:

@@ -88,7 +88,8 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
         choice = self.taken(update)
         if choice.delta.tool_calls and choice.finish_reason:
             end = ChatChunkChoice(choice.index, ChatDelta(), None, choice.finish_reason, choice.stop_reason)
-            choice.finish_reason, choice.stop_reason = None, UNSET
+            end.weight_versions = choice.weight_versions
+            choice.finish_reason, choice.stop_reason, choice.weight_versions = None, UNSET, UNSET
             return event(self.chunk(choice)), event(self.chunk(end))
         return (event(self.chunk(choice)),) if update.deltas or choice.logprobs or self._with_ids else ()
 
@@ -135,6 +136,7 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
             choice.finish.stop_reason,
             choice.token_ids if self._with_ids else None,
             self._routed(choice.routed_experts),
+            self._versions(choice.weight_versions),
         )
 
     def _reason(self, index: int, finish: Finish) -> str:

@@ -342,6 +342,7 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
             prompt_logprobs(prompt_scores, texts) if self._body.prompt_logprobs is not None else None,
             None,
             routed_experts=self._routed(collected.routed_experts),
+            weight_versions=self._versions(collected.weight_versions),
         )
         self._tell_prompt(choice)
         return choice

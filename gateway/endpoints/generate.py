@@ -45,7 +45,7 @@ async def generate(request: Request) -> Response | EventStream:
     )
     # Stop strings need detokenization, even if the text is not returned.
     wants_text = generation.wants_text and (with_text or bool(generation.detokenize.stop_strings))
-    state = await context.pipeline.start(replace(generation, wants_text=wants_text))
+    state = await context.pipeline.start(replace(generation, wants_text=wants_text, with_weight_versions=True))
     return await _Answer(context, body, completion, state).respond(request)
 
 
@@ -113,6 +113,7 @@ class _Answer(GenerationAnswer[CompletionRequest, GenerateChoice]):
             stop_reason=choice.finish.stop_reason,
             routed_experts=self._routed(choice.routed_experts),
             sampling_mask=choice.sampling_masks or UNSET,
+            weight_versions=self._versions(choice.weight_versions),
         )
 
     def _logprobs(self, scores: Sequence[TokenScore]) -> ChatLogprobs | GenerateLogprobs:

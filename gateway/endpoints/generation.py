@@ -21,7 +21,7 @@ from gateway.endpoints import kv_transfer, large
 from gateway.errors import error_body
 from gateway.metrics.orca import load_report
 from gateway.protocol.chat import ChatChunkChoice, ChatCompletionChunk
-from gateway.protocol.common import CompletionTokensDetails, GenerationFields, PromptTokensDetails, Usage
+from gateway.protocol.common import CompletionTokensDetails, GenerationFields, PromptTokensDetails, Usage, WeightSpan
 from gateway.protocol.completions import Completion, CompletionChoice
 from gateway.protocol.generate import GenerateChoice, GenerateChunk
 from gateway.requests.caller import load_format
@@ -125,6 +125,7 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         if finish := update.finish:
             choice.finish_reason = self._reason(update.index, finish)
             choice.stop_reason = finish.stop_reason
+            choice.weight_versions = self._versions(update.weight_versions)
         return choice
 
     def _reason(self, index: int, finish: Finish) -> str:
@@ -151,6 +152,10 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         """Returns a choice's routed experts, if engines return them."""
         form = self._request.routed_experts
         return UNSET if form is None else form.encode(rows)
+
+    def _versions(self, spans: Sequence[WeightSpan]) -> Sequence[WeightSpan] | UnsetType:
+        """Returns which weights computed a choice's tokens, if requested."""
+        return spans if self._request.with_weight_versions else UNSET
 
     def _usage(self) -> Usage:
         """Returns the request's final usage."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -95,6 +95,13 @@ class FinishWeightUpdate(msgspec.Struct):
 
     weight_version: str | None = None
     baseline: dict[str, str] | None = None
+
+
+class CheckWeights(msgspec.Struct):
+    """The body of /weight_checker."""
+
+    action: Literal["checksum", "compare", "reset"]
+    baseline: dict[str, str] | None = None  # SHA-256 of each tensor, in hexadecimal digits
 
 
 class NameWeights(msgspec.Struct):

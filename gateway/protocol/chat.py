@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.protocol.common import ConversationFields, KvTransferParams, PromptLogprobs, Usage
+from gateway.protocol.common import ConversationFields, KvTransferParams, PromptLogprobs, Usage, WeightSpan
 from gateway.protocol.fields import Flag
 
 
@@ -104,6 +105,7 @@ class ChatChoice(msgspec.Struct):
     stop_reason: str | int | None
     token_ids: list[int] | None = None
     routed_experts: str | UnsetType | None = UNSET
+    weight_versions: Sequence[WeightSpan] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -140,6 +142,7 @@ class ChatChunkChoice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: Sequence[WeightSpan] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct):

@@ -95,6 +95,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     return_prompt_text: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_offsets: bool | None = None  # only when rendering
+    return_weight_versions: bool | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
@@ -109,7 +110,6 @@ class GenerationFields(SamplingFields, kw_only=True):
     mm_payload: Any = None
     ec_transfer_params: Any = None
     include_reasoning: bool | None = None
-    return_weight_versions: Any = None
     watermarking: Any = None
 
     @property
@@ -161,6 +161,14 @@ class PromptLogprob(msgspec.Struct):
     logprob: float
     rank: int | None
     decoded_token: str
+
+
+class WeightSpan(msgspec.Struct, frozen=True):
+    """A run of a choice's tokens that the same weights computed: from `start` to before `end`, counted from 0."""
+
+    version: str
+    start: int
+    end: int
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.protocol.common import GenerationFields, KvTransferParams, PromptLogprobs, Usage
+from gateway.protocol.common import GenerationFields, KvTransferParams, PromptLogprobs, Usage, WeightSpan
 from gateway.protocol.fields import Flag
 
 
@@ -40,6 +42,7 @@ class CompletionChoice(msgspec.Struct):
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_text: str | UnsetType = UNSET
     routed_experts: str | UnsetType | None = UNSET
+    weight_versions: Sequence[WeightSpan] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.protocol.chat import ChatCompletionChunk, ChatCompletionRequest
-from gateway.protocol.common import KvTransferParams, PromptLogprobs, SamplingFields, StreamOptions, Usage
+from gateway.protocol.common import KvTransferParams, PromptLogprobs, SamplingFields, StreamOptions, Usage, WeightSpan
 from gateway.protocol.completions import Completion, CompletionRequest
 from gateway.protocol.fields import Flag, RequestFields, Whole
 
@@ -96,6 +96,7 @@ class GenerateChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | UnsetType | None = UNSET
     routed_experts: str | UnsetType | None = UNSET
     sampling_mask: Sequence[Sequence[int]] | UnsetType = UNSET
+    weight_versions: Sequence[WeightSpan] | UnsetType = UNSET
 
 
 class GenerateChunk(msgspec.Struct, kw_only=True):

@@ -87,13 +87,11 @@ def make_generation_request(
         truncated, output, body.num_sequences, model.max_model_len, options.max_tokens_per_request
     )
     _check_scores(output_tokens, sampling.logprobs or 0, bool(body.stream))
-    names = model.served_model_names
     return GenerationRequest(
         request_id=body.request_id or current_request_id(),
         model=model.main_name,
-        requested_model=body.model or names[0],
-        # An alias may stand for several models, so it is kept; the model's own names all become its first.
-        answering_model=names[0] if not body.model or body.model in names else body.model,
+        requested_model=body.model or model.served_model_names[0],
+        answering_model=model.answering_name(body.model),
         prompts=tuple(truncated),
         sampling=sampling,
         timeout_seconds=options.request_timeout_seconds,
@@ -107,6 +105,7 @@ def make_generation_request(
         priority=caller.priority,
         cache_salt=caller.cache_salt,
         routed_experts=model.routed_experts,
+        with_weight_versions=bool(body.return_weight_versions),
         max_model_len=model.max_model_len,
         block_size=model.block_size,
         tenant=caller.tenant,

@@ -81,6 +81,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     routed_experts: RoutedExpertsForm | None = None  # set if the answer has them
+    with_weight_versions: bool = False  # the answer tells which weights computed its tokens
     max_model_len: int = 0  # ends outputs without max_tokens
     block_size: int = 0  # that the prompts' block keys are for
     tenant: str = ""

@@ -90,6 +90,12 @@ class ServedModel:
         """Revision of the adapter; empty for the model itself."""
         return self.adapter.revision if self.adapter else ""
 
+    def answering_name(self, asked: str | None) -> str:
+        """The name reported in answers. An alias may stand for several models, so it is kept; the model's own names all
+        become its first."""
+        names = self.served_model_names
+        return asked if asked and asked not in names else names[0]
+
     def default_adapter(self, kinds: Callable[[], Collection[MediaKind]]) -> str | None:
         """Name of the adapter for a conversation with media; None if there is none, or one for each of several kinds.
 

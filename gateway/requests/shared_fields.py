@@ -26,6 +26,7 @@ _ONLY_IN_CHATS: Mapping[str, Refused] = MappingProxyType(
         "routed_experts_prompt_start": Refused(_NO_PLACE, (0,)),
         "return_token_ids": Refused(_NO_PLACE, (False,)),
         "return_prompt_text": Refused(_NO_PLACE, (False,)),
+        "return_weight_versions": Refused(_NO_PLACE, (False,)),
         "stream_interval": Refused("events of this API are not combined; --stream-interval is for chats", (1,)),
     }
 )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.answers.queue import AnswerQueue
+from gateway.answers.weight_versions import WeightVersions
 from gateway.requests.generation_request import GenerationRequest, TokenizedPrompt
 from gateway.requests.named_key import Reservation
 from quire.rpc.context import Trace
@@ -41,6 +42,7 @@ class ChoiceState:
     # Tokens delivered by routers so far, and whether that is all: another router would continue from here.
     delivered: array[int] = field(default_factory=lambda: array("I"))
     finished: bool = False
+    versions: WeightVersions | None = None  # of the weights that computed these tokens, if the answer tells them
 
 
 @dataclass(slots=True)

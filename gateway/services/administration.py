@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.protocol.admin import INITIAL_WEIGHTS, AdminWorker, SentWeights, TrainerGroup
@@ -109,6 +109,11 @@ class Administration:
             admin_pb2.AdminCommand(name_weights=admin_pb2.NameWeights(weight_version=weight_version))
         )
 
+    async def digest_weights(self) -> tuple[Outcomes, Mapping[str, Mapping[str, str]]]:
+        """Also returns the digests of each worker's tensors, by its address."""
+        answer = await self._administer(admin_pb2.AdminCommand(digest_weights=admin_pb2.DigestWeights()))
+        return _outcomes(answer), {each.address: dict(each.outcome.digests) for each in answer.workers}
+
     async def release_cache(self) -> Outcomes:
         return await self._ask(admin_pb2.AdminCommand(release_cache=admin_pb2.ReleaseCache()))
 
@@ -138,9 +143,15 @@ class Administration:
         return round(self.seconds * 1000)
 
     async def _ask(self, command: admin_pb2.AdminCommand) -> Outcomes:
-        answer = await self.fleet.administer(command, self.workers, self.seconds + _MARGIN_SECONDS)
-        errors = [from_request_error(each.error) for each in answer.workers if each.HasField("error")]
-        return Outcomes([_worker(each) for each in answer.workers], errors)
+        return _outcomes(await self._administer(command))
+
+    async def _administer(self, command: admin_pb2.AdminCommand) -> admin_pb2.RouterAdminServiceAdministerResponse:
+        return await self.fleet.administer(command, self.workers, self.seconds + _MARGIN_SECONDS)
+
+
+def _outcomes(answer: admin_pb2.RouterAdminServiceAdministerResponse) -> Outcomes:
+    errors = [from_request_error(each.error) for each in answer.workers if each.HasField("error")]
+    return Outcomes([_worker(each) for each in answer.workers], errors)
 
 
 def _worker(told: admin_pb2.WorkerOutcome) -> AdminWorker:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence, ValuesView
 
+from gateway.protocol.admin import INITIAL_WEIGHTS
 from gateway.requests.state import ChoiceState, StreamState
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.convert import from_stream, to_usage
@@ -202,6 +203,8 @@ class RouterStreams:
             aborted = delta.finish_reason == common_pb2.FINISH_REASON_ABORT
             for choice in stream.choices if aborted else [stream.choices[delta.choice_index]]:
                 if not (choice.ended or choice.finished):
+                    if choice.versions is not None and delta.token_ids:
+                        choice.versions.add(delta.weight_version or INITIAL_WEIGHTS, len(choice.delivered))
                     choice.delivered.extend(delta.token_ids)
                     choice.finished = bool(delta.finish_reason)
                     self._on_delta(choice, delta)

@@ -22,6 +22,7 @@ _TESTS = {
     "tests/gateway/endpoints/test_kv_transfer.py": "kv_transfer_params",
     "tests/gateway/endpoints/test_routed_experts.py": "routed_experts_prompt_start",
     "tests/gateway/endpoints/test_scale_out.py": "return_token_offsets",
+    "tests/gateway/endpoints/test_weight_versions.py": "return_weight_versions",
     "tests/gateway/endpoints/test_tool_calls.py": "tools tool_choice parallel_tool_calls",
     "tests/gateway/requests/test_constraint.py": "guided_json guided_decoding_backend guided_whitespace_pattern",
     "tests/gateway/requests/test_thinking.py": "reasoning_effort",

@@ -29,11 +29,6 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "features": Refused(_IN_MESSAGES),
         "content_parts": Refused(_IN_MESSAGES, ([],)),
         "ec_transfer_params": Refused("Quire does not move the embeddings of images between servers"),
-        "return_weight_versions": Refused(
-            "answers do not say which weights computed a token; GET /get_weight_version of --admin-port returns those "
-            "that are served",
-            (False,),
-        ),
         "watermarking": Refused("Quire does not watermark outputs", (False,)),
     }
 )

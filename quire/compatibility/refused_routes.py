@@ -23,10 +23,6 @@ _REASONS = {
     "POST /start_draft_weight_update": (
         "Draft models keep their weights: send those of the model itself, after /start_weight_update of --admin-port."
     ),
-    "POST /weight_checker": (
-        "Weights are packed for the kernels while they are loaded, so there are no digests of the tensors as they were "
-        "sent. GET /weight_info of --admin-port says which weights each worker serves."
-    ),
 }
 
 # Method and path → the answer.

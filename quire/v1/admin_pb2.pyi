@@ -57,19 +57,28 @@ class WorkerOutcome(_message.Message):
     def __init__(self, address: _Optional[str] = ..., outcome: _Optional[_Union[AdminOutcome, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.RequestError, _Mapping]] = ...) -> None: ...
 
 class AdminOutcome(_message.Message):
-    __slots__ = ("status", "aborted_requests", "files", "num_ranks")
+    __slots__ = ("status", "aborted_requests", "files", "num_ranks", "digests")
+    class DigestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ABORTED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     status: _common_pb2.EngineStatus
     aborted_requests: int
     files: _containers.RepeatedScalarFieldContainer[str]
     num_ranks: int
-    def __init__(self, status: _Optional[_Union[_common_pb2.EngineStatus, _Mapping]] = ..., aborted_requests: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ..., num_ranks: _Optional[int] = ...) -> None: ...
+    digests: _containers.ScalarMap[str, str]
+    def __init__(self, status: _Optional[_Union[_common_pb2.EngineStatus, _Mapping]] = ..., aborted_requests: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ..., num_ranks: _Optional[int] = ..., digests: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
-    __slots__ = ("reset_prefix_cache", "pause", "resume", "sleep", "wake_up", "drain", "undrain", "abort", "start_profile", "stop_profile", "reset_encoder_cache", "update_weights", "join_trainer", "start_weight_update", "receive_weights", "finish_weight_update", "name_weights", "release_cache")
+    __slots__ = ("reset_prefix_cache", "pause", "resume", "sleep", "wake_up", "drain", "undrain", "abort", "start_profile", "stop_profile", "reset_encoder_cache", "update_weights", "join_trainer", "start_weight_update", "receive_weights", "finish_weight_update", "name_weights", "release_cache", "digest_weights")
     RESET_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +97,7 @@ class AdminCommand(_message.Message):
     FINISH_WEIGHT_UPDATE_FIELD_NUMBER: _ClassVar[int]
     NAME_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_CACHE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     reset_prefix_cache: ResetPrefixCache
     pause: Pause
     resume: Resume
@@ -106,7 +116,8 @@ class AdminCommand(_message.Message):
     finish_weight_update: FinishWeightUpdate
     name_weights: NameWeights
     release_cache: ReleaseCache
-    def __init__(self, reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., sleep: _Optional[_Union[Sleep, _Mapping]] = ..., wake_up: _Optional[_Union[WakeUp, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ..., abort: _Optional[_Union[_engine_pb2.AbortRequest, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfile, _Mapping]] = ..., reset_encoder_cache: _Optional[_Union[ResetEncoderCache, _Mapping]] = ..., update_weights: _Optional[_Union[UpdateWeights, _Mapping]] = ..., join_trainer: _Optional[_Union[JoinTrainer, _Mapping]] = ..., start_weight_update: _Optional[_Union[StartWeightUpdate, _Mapping]] = ..., receive_weights: _Optional[_Union[ReceiveWeights, _Mapping]] = ..., finish_weight_update: _Optional[_Union[FinishWeightUpdate, _Mapping]] = ..., name_weights: _Optional[_Union[NameWeights, _Mapping]] = ..., release_cache: _Optional[_Union[ReleaseCache, _Mapping]] = ...) -> None: ...
+    digest_weights: DigestWeights
+    def __init__(self, reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., sleep: _Optional[_Union[Sleep, _Mapping]] = ..., wake_up: _Optional[_Union[WakeUp, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ..., abort: _Optional[_Union[_engine_pb2.AbortRequest, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfile, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfile, _Mapping]] = ..., reset_encoder_cache: _Optional[_Union[ResetEncoderCache, _Mapping]] = ..., update_weights: _Optional[_Union[UpdateWeights, _Mapping]] = ..., join_trainer: _Optional[_Union[JoinTrainer, _Mapping]] = ..., start_weight_update: _Optional[_Union[StartWeightUpdate, _Mapping]] = ..., receive_weights: _Optional[_Union[ReceiveWeights, _Mapping]] = ..., finish_weight_update: _Optional[_Union[FinishWeightUpdate, _Mapping]] = ..., name_weights: _Optional[_Union[NameWeights, _Mapping]] = ..., release_cache: _Optional[_Union[ReleaseCache, _Mapping]] = ..., digest_weights: _Optional[_Union[DigestWeights, _Mapping]] = ...) -> None: ...
 
 class ResetPrefixCache(_message.Message):
     __slots__ = ("preempts_running",)
@@ -231,6 +242,10 @@ class NameWeights(_message.Message):
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     weight_version: str
     def __init__(self, weight_version: _Optional[str] = ...) -> None: ...
+
+class DigestWeights(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ReleaseCache(_message.Message):
     __slots__ = ()

@@ -329,7 +329,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class GenerationDelta(_message.Message):
-    __slots__ = ("stream_id", "choice_index", "token_ids", "logprobs", "prompt_logprobs", "finish_reason", "stop_token_id", "is_final", "usage", "error", "ended_by_constraint", "num_previous_tokens", "routed_experts", "sampling_masks")
+    __slots__ = ("stream_id", "choice_index", "token_ids", "logprobs", "prompt_logprobs", "finish_reason", "stop_token_id", "is_final", "usage", "error", "ended_by_constraint", "num_previous_tokens", "routed_experts", "sampling_masks", "weight_version")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -344,6 +344,7 @@ class GenerationDelta(_message.Message):
     NUM_PREVIOUS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_MASKS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     choice_index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -358,7 +359,8 @@ class GenerationDelta(_message.Message):
     num_previous_tokens: int
     routed_experts: _containers.RepeatedScalarFieldContainer[bytes]
     sampling_masks: _containers.RepeatedCompositeFieldContainer[TokenIds]
-    def __init__(self, stream_id: _Optional[int] = ..., choice_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., is_final: _Optional[bool] = ..., usage: _Optional[_Union[GenerationUsage, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., ended_by_constraint: _Optional[bool] = ..., num_previous_tokens: _Optional[int] = ..., routed_experts: _Optional[_Iterable[bytes]] = ..., sampling_masks: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...) -> None: ...
+    weight_version: str
+    def __init__(self, stream_id: _Optional[int] = ..., choice_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., is_final: _Optional[bool] = ..., usage: _Optional[_Union[GenerationUsage, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., ended_by_constraint: _Optional[bool] = ..., num_previous_tokens: _Optional[int] = ..., routed_experts: _Optional[_Iterable[bytes]] = ..., sampling_masks: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., weight_version: _Optional[str] = ...) -> None: ...
 
 class GenerationUsage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens", "queue_seconds", "prefill_seconds", "decode_seconds", "preemptions", "router_queue_seconds", "kv_source")

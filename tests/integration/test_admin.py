@@ -50,9 +50,14 @@ def complete(stack: Stack) -> str:
     return str(answer["choices"][0]["text"])
 
 
+def choice_of(stack: Stack) -> dict[str, Any]:
+    body = TOKENS | {"return_weight_versions": True}
+    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+    return dict(answer["choices"][0])
+
+
 def tokens_of(stack: Stack) -> list[int]:
-    answer = httpx.post(f"{stack.url}/v1/completions", json=TOKENS, timeout=60).raise_for_status().json()
-    return list(answer["choices"][0]["token_ids"])
+    return list(choice_of(stack)["token_ids"])
 
 
 def ask(admin: httpx.Client, path: str) -> dict[str, Any]:
@@ -103,7 +108,10 @@ def test_new_weights_from_a_folder(
         assert [worker["weight_version"] for worker in told["workers"]] == [f"step {version}"] * 2
         for worker in told["workers"]:
             ask(admin, f"/drain?worker={worker['worker']}")
-            assert tokens_of(stack) == wanted[folder]
+            choice = choice_of(stack)
+            assert choice["token_ids"] == wanted[folder]
+            spans = [{"version": f"step {version}", "start": 0, "end": len(wanted[folder])}]
+            assert choice["weight_versions"] == spans
             ask(admin, f"/undrain?worker={worker['worker']}")
     broken = admin.post("/update_weights_from_disk", json={"model_path": str(tmp_path)})
     assert (broken.status_code, broken.json()["error"]["param"]) == (400, "model_path")

@@ -63,6 +63,8 @@ class FakeOptions:
     prompt_embeds_size: int = 0
     # If it returns routed experts: of a token at position p, each number is p.
     routed_experts: common_pb2.RoutedExpertsForm | None = None
+    # Versions of the weights that compute its tokens, by the first token of each choice that has another one.
+    weight_versions: Mapping[int, str] = field(default_factory=dict)
     accepts_images: bool = False
     # How it exchanges blocks: as a kv_producer, requests that hand over end after this many tokens.
     kv_role: str = ""
@@ -377,6 +379,10 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 for request in list(self.live):
                     self._step(request)
 
+    def _weight_version(self, produced: int) -> str:
+        versions = self.options.weight_versions
+        return next((versions[first] for first in sorted(versions, reverse=True) if first <= produced), "")
+
     def _step(self, request: Request) -> None:
         prompt = request.generation.prompt_token_ids
         for choice in request.alive:
@@ -388,7 +394,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 tokens, request.stopped[choice] = [], 0
             delta = request.outbox.post().deltas.add(
                 stream_id=request.stream_id, choice_index=choice, token_ids=tokens,
-                num_previous_tokens=produced if tokens else None,
+                num_previous_tokens=produced if tokens else None, weight_version=self._weight_version(produced),
             )  # fmt: skip
             _score(request, delta)
             if (form := self.options.routed_experts) and tokens:

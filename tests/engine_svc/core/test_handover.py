@@ -71,6 +71,13 @@ async def test_a_request_that_is_urgent_brings_what_waits_of_it() -> None:
     assert delivered == [SequenceDelta(1, 0, [10]), SequenceDelta(1, 0, [11, 12])]
 
 
+def test_tokens_of_different_weights_are_not_joined() -> None:
+    deltas = [SequenceDelta(1, 0, [token], weight_version=version) for token, version in enumerate(["", "", "b", "b"])]
+    assert joined([[delta] for delta in deltas]) == [
+        SequenceDelta(1, 0, [0, 1]), SequenceDelta(1, 0, [2, 3], weight_version="b"),
+    ]  # fmt: skip
+
+
 async def test_a_pause_is_told_how_much_it_comes_after() -> None:
     loop = Loop(0.01)
     await loop.put(1)

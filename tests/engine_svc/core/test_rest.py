@@ -232,6 +232,20 @@ def test_requests_go_on_with_other_weights_and_nothing_of_the_old_ones(in_flight
     assert run(engine, collected).tokens[9, 0] == with_weights(PROMPTS[5], 5)
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_tokens_have_the_version_of_the_weights_that_computed_them(in_flight: int) -> None:
+    engine, _ = engine_over(in_flight)
+    engine.add(0, request(PROMPT, max_tokens=12))
+    collected = run(engine, steps=5)
+    engine.rest.replace_weights("/new", lambda: engine.name_weights("new"))
+    run(engine, collected)
+    versions = {True: list[int](), False: list[int]()}
+    for delta in collected.deltas:
+        versions[delta.weight_version == "new"] += delta.token_ids
+    assert versions[False] == expected(PROMPT, 12)[: len(versions[False])] != []
+    assert versions[True] == with_weights(PROMPT + versions[False], len(versions[True])) != []
+
+
 def test_with_other_weights_it_is_as_awake_as_before() -> None:
     engine, _ = engine_over(1)
     engine.add(0, request(PROMPT, max_tokens=5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -84,6 +85,10 @@ def received(engine: RunningEngine) -> Weights:
     return {name: each for file in kept.glob("*.safetensors") for name, each in load_file(file).items()}
 
 
+def digests(weights: Weights) -> dict[str, str]:
+    return {name: hashlib.sha256(each.numpy().tobytes()).hexdigest() for name, each in weights.items()}
+
+
 def children(folder: Path) -> set[Path]:
     return set(folder.iterdir())
 
@@ -128,10 +133,15 @@ async def test_sent_weights_are_those_of_a_folder(
     found = received(engine)
     assert found.keys() == old.keys()
     assert all(torch.equal(each, some.get(name, old[name].float())) for name, each in found.items())
+    assert await engine.worker.digest_weights() == digests(found)
     folder = shutil.copytree(served, tmp_path / "changed")
     save_file(changed, folder / "model.safetensors", {"format": "pt"})
     await engine.worker.update_weights(str(folder), "", Leaving.KEEP, SECONDS)
     assert await tokens(engine) == after
+    assert await engine.worker.digest_weights() == digests(changed)
+    save_file(old, folder / "others", {"format": "pt"})
+    (folder / "others").rename(folder / "model.safetensors")
+    assert "not those that were loaded" in (await failure(engine.worker.digest_weights())).message
 
 
 async def test_tensors_that_do_not_fit_change_nothing(engine: RunningEngine, changed: Weights) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,38 @@ async def test_a_trainers_calls(stack: AdminStack) -> None:
         ("/update_weights", {"update_info": UPDATE | {"shapes": [[2, 3]]}}, "shapes"),
         ("/update_weights", {"update_info": UPDATE | {"dtype_names": []}}, "dtype_names"),
         ("/finish_weight_update", {"weight_version": ""}, "weight_version"),
-        ("/finish_weight_update", {"baseline": {"a": "0"}}, "baseline"),
+        ("/weight_checker", {"action": "compare"}, "baseline"),
+        ("/weight_checker", {"action": "checksum", "baseline": {}}, "baseline"),
+        ("/weight_checker", {"action": "reset"}, "action"),
         ("/update_weight_version", {"new_version": "x" * 257}, "new_version"),
     ],
 )
 async def test_calls_that_are_wrong_name_the_field(stack: AdminStack, path: str, body: Any, field: str) -> None:
     assert (await stack.ask(path, 400, json=body))["error"]["param"] == field
+
+
+async def test_digests_of_the_weights(stack: AdminStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, checker = {"a": "1", "b": "2"}, "/weight_checker"
+    told = [served.copy() for _ in stack.engines]
+
+    async def digest_weights(each: dict[str, str]) -> dict[str, str]:
+        return each
+
+    for engine, each in zip(stack.engines, told, strict=True):
+        monkeypatch.setattr(engine.worker, "digest_weights", functools.partial(digest_weights, each))
+    assert (await stack.ask(checker, json={"action": "checksum"}))["checksums"] == served
+    same = await stack.ask(checker, json={"action": "compare", "baseline": served})
+    assert (same["match"], same["mismatches"]) == (True, [])
+    await stack.ask("/init_weight_transfer_engine", json={"init_info": INIT})
+    await stack.ask("/start_weight_update")
+    await stack.ask("/update_weights", json={"update_info": UPDATE})
+    finished = await stack.ask("/finish_weight_update", json={"baseline": {"b": "2", "c": "3"}})
+    assert (finished["match"], finished["mismatches"]) == (False, ["a", "c"])
+    told[1]["b"] = "3"
+    other = await stack.ask(checker, json={"action": "compare", "baseline": served})
+    assert (other["match"], other["mismatches"]) == (False, ["b"])
+    refused = await stack.ask(checker, 409, json={"action": "checksum"})
+    assert "different weights: b. Name one" in refused["error"]["message"]
 
 
 async def test_the_order_of_the_calls(stack: AdminStack) -> None:
