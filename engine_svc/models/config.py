@@ -40,6 +40,8 @@ NormPlacement = Literal[
     "before", "after", "around", "around, scaled", "parallel", "parallel norms", "alone", "sums", "residual", "cross",
     "streams", "around, streams",
 ]  # fmt: skip
+# See ModelConfig.attention_gates.
+GateKind = Literal["none", "queries", "values", "heads", "values, softplus", "heads, softplus"]
 
 
 class Blending(NamedTuple):
@@ -70,13 +72,16 @@ class MoeConfig:
     shared_scale: float = 1.0  # factor on the shared expert's output
     scoring: Scoring = "softmax"
     choice_bias: bool = False  # a learned bias that affects the choice of experts but not their weights
+    default_bias: float | None = None  # if a checkpoint lacks that bias; None means it must have it
     num_groups: int = 1  # only experts of the best `chosen_groups` groups can be chosen
     chosen_groups: int = 1
     scale: float = 1.0  # factor on the chosen experts' weights
     near: float = 0.0  # of sparsemixer, see Routing
     router_bias: bool = False
+    logits_softcap: float | None = None  # of the router's logits
     weighs_inputs: bool = False  # an expert's weight multiplies its inputs instead of its outputs
     expert_scales: bool = False  # each expert has a learned factor on its weight
+    output_norm: bool = False  # of the sum of all experts' outputs
     beside_dense: bool = False  # the layer also has a dense feed-forward part, and both outputs are added
     activation: Activation | None = None  # of experts; None means that of the other layers
     shared_activation: Activation | None = None  # of the shared expert; the same
@@ -254,8 +259,9 @@ class ModelConfig(ModelFacts):
     attention_slopes: tuple[float, ...] = ()  # of all heads, see AttentionOptions; empty means none
     bidirectional: bool = False  # see AttentionOptions
     # Gates on the attention's output. Queries: one for each value, from the projection of queries; values: one for each
-    # value, from a projection of their own; heads: one for each head, from a projection of their own.
-    attention_gates: Literal["none", "queries", "values", "heads"] = "none"
+    # value, from a projection of their own; heads: one for each head, from a projection of their own. The output is
+    # multiplied by their sigmoid, or by their softplus.
+    attention_gates: GateKind = "none"
     windows_are_chunks: bool = False
     temperature: Temperature | None = None
     rope_interleaved: bool = False  # neighboring values are rotated with each other, not those half a head apart

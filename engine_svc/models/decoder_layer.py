@@ -18,7 +18,12 @@ from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, Cr
 from engine_svc.models.compressed_attention import CompressedAttention
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.cross_attention import CrossAttention
-from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention, ValueGatedAttention
+from engine_svc.models.gated_attention import (
+    GatedAttention,
+    HeadGatedAttention,
+    SoftplusGatedAttention,
+    ValueGatedAttention,
+)
 from engine_svc.models.gemma4_attention import Gemma4Attention
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mlp import MLP, PlainMLP, SparseGateMLP, XieluMLP
@@ -256,6 +261,7 @@ def _times(ops: Ops, hidden: torch.Tensor, factor: float) -> torch.Tensor:
 
 _ATTENTION: dict[str, type[Attention]] = {
     "none": Attention, "queries": GatedAttention, "values": ValueGatedAttention, "heads": HeadGatedAttention,
+    "values, softplus": SoftplusGatedAttention, "heads, softplus": SoftplusGatedAttention,
 }  # fmt: skip
 
 

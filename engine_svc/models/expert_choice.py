@@ -18,7 +18,7 @@ class ExpertChoice(ReplicatedLinear):
 
     def __init__(self, hidden_size: int, moe: MoeConfig, *, context: LayerContext) -> None:
         super().__init__(hidden_size, moe.num_experts, bias=moe.router_bias, context=context)
-        self._present = context.present
+        self._present, self._softcap = context.present, moe.logits_softcap
         self._routing = Routing(
             moe.experts_per_token, moe.renormalize, moe.scoring, moe.num_groups, moe.chosen_groups, moe.scale, moe.near
         )
@@ -30,6 +30,7 @@ class ExpertChoice(ReplicatedLinear):
         self.e_score_correction_bias: LoadedParameter | None = None
         if moe.choice_bias:
             self.e_score_correction_bias = LoadedParameter((moe.num_experts,), torch.float32, context.device)
+            self.e_score_correction_bias.default = moe.default_bias
             self.e_score_correction_bias.loader = self._load_bias
 
     def choose(self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +39,8 @@ class ExpertChoice(ReplicatedLinear):
         The ids of padding rows are -1, so that no expert's weights are read for them.
         """
         bias, present, into = self.e_score_correction_bias, self._present.count, self._record_of(len(hidden))
-        return self._ops.choose_experts(self(hidden), bias, self._routing, present, self.expert_scales, into)
+        logits = self(hidden) if self._softcap is None else self._ops.softcap(self(hidden), self._softcap)
+        return self._ops.choose_experts(logits, bias, self._routing, present, self.expert_scales, into)
 
     def _record_of(self, tokens: int) -> torch.Tensor | None:
         if self.record is None:

@@ -1,8 +1,9 @@
-"""Attention with gates on its output: one for each value (Qwen3-Next, AFMoE), or one for each head (LFM3)."""
+"""Attention with gates on its output: for each value (Qwen3-Next, AFMoE, Laguna), or for each head (LFM3, Laguna)."""
 
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, even_parts, qkv_parts
@@ -63,3 +64,20 @@ class ValueGatedAttention(Attention):
         """See Attention.forward."""
         gates = self.g_proj(step.outputs(self._ops, hidden))
         return self.o_proj(self._ops.gate(self._attended(hidden, cache, step), gates))
+
+
+class SoftplusGatedAttention(Attention):
+    """Attention with a gate for each head or value, produced by a separate projection, whose softplus is a factor."""
+
+    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
+        super().__init__(config, context, index)
+        heads = layer_heads(config, index)
+        each = 1 if config.attention_gates == "heads, softplus" else heads.size
+        gates = even_parts(context.groups.tensor, {"": heads.queries * each})
+        self.g_proj = ColumnParallelLinear(config.hidden_size, gates, bias=False, context=context.at("g_proj"))
+
+    def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
+        """See Attention.forward."""
+        values = self._attended(hidden, cache, step).unflatten(1, (self._heads, self._head_dim))
+        gates = F.softplus(self.g_proj(step.outputs(self._ops, hidden), wide=True)).unflatten(1, (self._heads, -1))
+        return self.o_proj((values * gates.to(values.dtype)).flatten(1))

@@ -7,6 +7,7 @@ import torch
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts, ExpertsShape
 from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear, whole_linear
+from engine_svc.layers.norm import RMSNorm
 from engine_svc.models.config import ModelConfig, MoeConfig, fixed_activation
 from engine_svc.models.expert_choice import ExpertChoice, TableChoice
 from engine_svc.models.mlp import MLP
@@ -58,6 +59,9 @@ class SparseMLP(torch.nn.Module):
             )
         if moe.shared_gate:
             self.shared_expert_gate = ReplicatedLinear(config.hidden_size, 1, context=context.at("shared_expert_gate"))
+        self.post_mlp_layernorm: RMSNorm | None = None
+        if moe.output_norm:
+            self.post_mlp_layernorm = RMSNorm(size, config.norm_eps, context=context)
 
     def forward(
         self, hidden: torch.Tensor, routed: torch.Tensor | None = None, token_ids: torch.Tensor | None = None
@@ -71,7 +75,7 @@ class SparseMLP(torch.nn.Module):
         inputs = hidden if self.fc1_latent_proj is None else self.fc1_latent_proj(hidden)
         output = self.experts(inputs, *self.gate.choose(hidden if routed is None else routed, token_ids))
         output = output if self.fc2_latent_proj is None else self.fc2_latent_proj(output)
-        if self.shared_expert is None:
-            return output
-        gates = None if self.shared_expert_gate is None else self.shared_expert_gate(hidden)
-        return self._ops.add(output, self.shared_expert(hidden), gates)
+        if self.shared_expert is not None:
+            gates = None if self.shared_expert_gate is None else self.shared_expert_gate(hidden)
+            output = self._ops.add(output, self.shared_expert(hidden), gates)
+        return output if self.post_mlp_layernorm is None else self.post_mlp_layernorm(output)

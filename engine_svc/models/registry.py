@@ -15,6 +15,7 @@ from quire.errors import StartupError
 ARCHITECTURES = {
     "AfmoeForCausalLM": "engine_svc.models.afmoe",
     "ApertusForCausalLM": "engine_svc.models.apertus",
+    "AXK1ForCausalLM": "engine_svc.models.axk1",
     "AquilaForCausalLM": "engine_svc.models.llama",
     "AquilaModel": "engine_svc.models.llama",
     "ArceeForCausalLM": "engine_svc.models.arcee",
@@ -84,6 +85,7 @@ ARCHITECTURES = {
     "Jais2ForCausalLM": "engine_svc.models.jais2",
     "JambaForCausalLM": "engine_svc.models.jamba",
     "KimiLinearForCausalLM": "engine_svc.models.kimi_linear",
+    "LagunaForCausalLM": "engine_svc.models.laguna",
     "Lfm2ForCausalLM": "engine_svc.models.lfm2",
     "Lfm2MoeForCausalLM": "engine_svc.models.lfm2",
     "Lfm3ForCausalLM": "engine_svc.models.lfm3",

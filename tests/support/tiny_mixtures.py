@@ -59,6 +59,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True, "mlp_bias": True,
         },
     ),
+    "axk1": ("AXK1", COMPRESSED | _GROUPED),
     "cohere-moe": (
         "Cohere2Moe", _COMMAND | {
             "num_shared_experts": 2, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 80,
@@ -157,6 +158,15 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
         }},
     ),
+    "laguna": (
+        "Laguna", _SMALL | {
+            "num_experts": 6, "shared_expert_intermediate_size": 48, "head_dim": 32, "sliding_window": 16,
+            "num_hidden_layers": 4, "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "num_attention_heads_per_layer": [4, 8, 4, 6], "moe_routed_scaling_factor": 1.5,
+            "moe_router_logit_softcapping": 2.0,
+        },
+    ),
+    "laguna-values": ("Laguna", _SMALL | {"num_experts": 6, "gating": "per-element", "attention_bias": True}),
     "llama4": (
         "Llama4Text", {
             "num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,

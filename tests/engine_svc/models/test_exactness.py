@@ -68,9 +68,9 @@ SIZES = (
     "num_experts_per_tok",
 )  # fmt: skip
 WITH_DEFAULTS = (
-    "Afmoe", "Apertus", "Arcee", "Cohere2Moe", "Cwm", "ExaoneMoe", "Gemma3n", "Gemma4", "Gemma4Unified",
-    "GraniteMoeSWA", "GraniteSWA", "HYV3", "HyperCLOVAX", "Jais2", "Mellum", "MiniCPM3", "Ministral", "NanoChat",
-    "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
+    "AXK1", "Afmoe", "Apertus", "Arcee", "AriaText", "Cohere2Moe", "Cwm", "ExaoneMoe", "Gemma3n", "Gemma4",
+    "Gemma4Unified", "GraniteMoeSWA", "GraniteSWA", "HYV3", "HyperCLOVAX", "Jais2", "Laguna", "Mellum", "MiniCPM3",
+    "Ministral", "NanoChat", "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
 )  # fmt: skip
 
 
@@ -169,6 +169,7 @@ def test_families_by_transformers(model_folder: ModelFolder, family: str) -> Non
         ({"architectures": ["NanoChatForCausalLM"], "rope_parameters": ROPES["yarn"]}, "only default is supported"),
         ({"architectures": ["GraniteSWAForCausalLM"], "layer_rope_theta": [1e4, 1e4, 1e5]}, "layer_rope_theta differs"),
         ({"architectures": ["Cohere2MoeForCausalLM"], "expert_selection_fn": "relu"}, "expert_selection_fn 'relu'"),
+        ({"architectures": ["LagunaForCausalLM"], "gating": False}, "gating is false"),
         ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "--model-impl transformers"),
     ],
 )

@@ -70,7 +70,9 @@ def test_families_on_each_level(model_folder: ModelFolder, level: str) -> None:
     check(model_folder(OWN_WAYS[AVAILABLE.index(level) % len(OWN_WAYS)]), cpu_kernels=level)
 
 
-@pytest.mark.parametrize("family", [*OWN_WAYS, "afmoe", "cohere-moe", "glm-moe", "granite-moe-shared", "minimax-m2"])
+@pytest.mark.parametrize(
+    "family", [*OWN_WAYS, "afmoe", "cohere-moe", "glm-moe", "granite-moe-shared", "laguna", "minimax-m2"]
+)
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     """Ranks are threads; in `test_mxfp4`, they are processes."""
     check(model_folder(family), executor=TensorExecutor(), tensor_parallel_size=2, cpu_threads=1)
@@ -121,6 +123,18 @@ def test_mxfp4(model_folder: ModelFolder, tmp_path: Path, options: dict[str, Any
     with running_engine(packed, **options) as engine:
         found = tokens(run(engine, PROMPTS, SAMPLING))
     check_greedy(plain, PROMPTS, found, SAMPLING.max_tokens or 0)
+
+
+def test_what_published_checkpoints_of_ax_k1_have(model_folder: ModelFolder, tmp_path: Path) -> None:
+    """They have no bias for the choice of experts, and a norm for each dense layer, which is not used."""
+    folder = shutil.copytree(model_folder("axk1"), tmp_path / "model")
+    written = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in written.items() if not name.endswith("e_score_correction_bias")}
+    assert len(kept) < len(written)
+    more = {"model.layers.0.post_mlp_layernorm.weight": torch.ones(64)}
+    assert not more.keys() & kept.keys()
+    save_file(kept | more, folder / "model.safetensors", metadata={"format": "pt"})
+    check(folder)
 
 
 @pytest.mark.parametrize(

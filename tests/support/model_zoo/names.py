@@ -1,6 +1,7 @@
 """Well-known names of the models of an architecture."""
 
 NAMES: dict[str, str] = {
+    "AXK1ForCausalLM": "A.X K1",
     "AfmoeForCausalLM": "Arcee Trinity",
     "ApertusForCausalLM": "Apertus (Swiss AI)",
     "AquilaForCausalLM": "Aquila 2",
@@ -97,6 +98,7 @@ NAMES: dict[str, str] = {
     "KimiK25ForConditionalGeneration": "Kimi K2.5, K2.6",
     "KimiLinearForCausalLM": "Kimi Linear",
     "Kimi_K25ForConditionalGeneration": "the same, as Transformers saves them",
+    "LagunaForCausalLM": "Laguna",
     "Lfm2ForCausalLM": "LFM2",
     "Lfm2MoeForCausalLM": "LFM2 8B A1B",
     "Lfm2VlForConditionalGeneration": "LFM2-VL",
