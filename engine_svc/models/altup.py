@@ -18,9 +18,10 @@ from engine_svc.layers.linear import ReplicatedLinear, whole_linear
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.parameter import LoadedParameter
 from engine_svc.models.attention import AnyLayerCache, StepInputs
-from engine_svc.models.config import AltUpConfig, ModelConfig
+from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder_layer import LayerOutput, SandwichNormLayer, hidden_norm
 from engine_svc.models.gemma4_layer import TokenInput
+from engine_svc.models.gemma_config import AltUpConfig
 from engine_svc.models.streams import Mixing, collapsed, mixed
 
 _SMALLEST = 1e-5  # of a mean square that is divided by

@@ -7,7 +7,8 @@ import math
 
 from engine_svc.models.attention_heads import layer_heads
 from engine_svc.models.compression_config import CompressionConfig, StreamsConfig
-from engine_svc.models.config import AltUpConfig, ModelConfig, MoeConfig, activation
+from engine_svc.models.config import ModelConfig, MoeConfig, activation
+from engine_svc.models.gemma_config import AltUpConfig
 from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 from engine_svc.models.recurrent_config import (
     DeltaNetConfig,

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.layers.part import Layout
 from engine_svc.models.compression_config import CompressionConfig, StreamsConfig
+from engine_svc.models.gemma_config import AltUpConfig, TokenInputsConfig
 from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 from engine_svc.models.pruned_config import Pruned
 from engine_svc.models.recurrent_config import RecurrentConfig
@@ -99,24 +100,6 @@ class Temperature:
     floor: float
     growth: float
     rotating: bool = False  # of layers that rotate; else of those that do not, which count positions from one
-
-
-@dataclass(frozen=True)
-class TokenInputsConfig:
-    """What each layer adds for its tokens by their ids (per-layer embeddings, Gemma 3n and 4)."""
-
-    vocab_size: int
-    size: int  # numbers of a layer and token
-    given_id: int  # token id that stands for tokens whose embeddings are given, such as those of images
-
-
-@dataclass(frozen=True)
-class AltUpConfig:
-    """Hidden states are several streams, of which layers compute the first; see models/altup.py (Gemma 3n)."""
-
-    count: int
-    rank: int  # of the low-rank product beside attention
-    scales_inputs: bool  # whether a learned factor scales what the inputs by token id depend on
 
 
 @dataclass(frozen=True, kw_only=True)

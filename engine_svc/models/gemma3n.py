@@ -11,9 +11,7 @@ from statistics import NormalDist
 from typing import Any
 
 from engine_svc.models.config import (
-    AltUpConfig,
     ModelConfig,
-    TokenInputsConfig,
     activation,
     base_config,
     local_rotation,
@@ -22,6 +20,7 @@ from engine_svc.models.config import (
     sliding_windows,
 )
 from engine_svc.models.gemma4 import TOKEN_INPUT_RENAMES, borrowed_layers, unused_names
+from engine_svc.models.gemma_config import AltUpConfig, TokenInputsConfig
 from quire.errors import StartupError
 
 _DEFAULTS: dict[str, Any] = {

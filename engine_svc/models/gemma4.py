@@ -13,7 +13,6 @@ from engine_svc.models.config import (
     LayerHeads,
     ModelConfig,
     MoeConfig,
-    TokenInputsConfig,
     activation,
     base_config,
     local_rotation,
@@ -21,6 +20,7 @@ from engine_svc.models.config import (
     rope_parameters,
     sliding_windows,
 )
+from engine_svc.models.gemma_config import TokenInputsConfig
 from quire.errors import StartupError
 
 _DEFAULTS: dict[str, Any] = {

@@ -11,8 +11,9 @@ from engine_svc.layers.linear import whole_linear
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.parameter import LoadedParameter
 from engine_svc.models.attention import AnyLayerCache, StepInputs
-from engine_svc.models.config import ModelConfig, MoeConfig, TokenInputsConfig, fixed_activation
+from engine_svc.models.config import ModelConfig, MoeConfig, fixed_activation
 from engine_svc.models.decoder_layer import LayerOutput, SandwichNormLayer, hidden_norm
+from engine_svc.models.gemma_config import TokenInputsConfig
 from engine_svc.models.moe import SparseMLP
 
 

@@ -8,7 +8,8 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import EmbeddedRows, VocabParallelEmbedding
 from engine_svc.layers.linear import whole_linear
 from engine_svc.layers.norm import RMSNorm
-from engine_svc.models.config import ModelConfig, TokenInputsConfig
+from engine_svc.models.config import ModelConfig
+from engine_svc.models.gemma_config import TokenInputsConfig
 
 
 class TokenInputs(torch.nn.Module):
