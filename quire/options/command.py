@@ -18,6 +18,7 @@ from quire.options.parameter import repeat_flag
 from quire.options.parsing import click_option
 from quire.options.spelling import spell_out, spell_out_levels
 from quire.options.vllm.compilation import FLAG as COMPILATION
+from quire.options.vllm.objects import TRANSLATED
 from quire.options.vllm.translation import say, translate
 from quire.supervised import supervised_name
 
@@ -90,7 +91,7 @@ class OptionsCommand(click.Command):
         """Translates the arguments to those that click parses."""
         flags = [field.flag for field in self._fields.values()]
         objects = [field.flag for field in self._fields.values() if field.has_keys]
-        spelled = spell_out(spell_out_levels(arguments), [COMPILATION])
+        spelled = spell_out(spell_out_levels(arguments), [COMPILATION, *TRANSLATED])
         spelled = spell_out(translate(spelled, flags, tell), objects)
         names_model = self._names_model(arguments)
         for field in self._fields.values():

@@ -11,6 +11,11 @@ QUANTIZATION_ALIASES: Mapping[str, Sequence[str]] = {
     "tpu_int8": ("int8",), "neuron_quant": ("int8",), "modelopt_fp4": ("modelopt",), "modelopt_fp8": ("modelopt",),
 }  # fmt: skip
 
+# vLLM's schemes of quantizing while loading → the method here: at least as exact, since inputs keep 16 or 32 bits.
+ONLINE_SCHEMES: Mapping[str, str] = {
+    "fp8_per_tensor": "fp8", "fp8_per_block": "fp8", "int8_per_channel_weight_only": "experts_int8",
+}  # fmt: skip
+
 # Name → why it is refused, and what to use instead.
 REFUSED_QUANTIZATIONS: Mapping[str, str] = {
     "aqlm": "AQLM's weights are sums of vectors from learned codebooks, which no kernel of Quire supports. Use the "

@@ -46,7 +46,7 @@ def spell_out(arguments: list[str], objects: Collection[str]) -> list[str]:
 
 
 def spell_out_levels(arguments: Sequence[str]) -> list[str]:
-    """The arguments with --compilation-config instead of `-O` and `-cc`."""
+    """The arguments with --compilation-config instead of `-O` and `-cc`, and --attention-config instead of `-ac`."""
     spelled: list[str] = []
     for index, word in enumerate(arguments):
         if word == "--":
@@ -57,7 +57,8 @@ def spell_out_levels(arguments: Sequence[str]) -> list[str]:
         elif word == "-O" and re.fullmatch(r"\d+", arguments[index + 1] if index + 1 < len(arguments) else ""):
             spelled.append(f"{_LEVELS}.level")
         else:
-            spelled.append(re.sub(r"^-(O|cc)(?=[.=]|$)", _LEVELS, word))
+            word = re.sub(r"^-(O|cc)(?=[.=]|$)", _LEVELS, word)
+            spelled.append(re.sub(r"^-ac(?=[.=]|$)", "--attention-config", word))
     return spelled
 
 

@@ -83,8 +83,10 @@ _MODEL: Mapping[str, Answer] = {
     "kda-prefill-backend": no_effect(_RECURRENT_KERNELS, taken=("auto",)),
     "mamba-backend": no_effect(_RECURRENT_KERNELS),
     "mamba-ssu-algorithm": no_effect(_RECURRENT_KERNELS),
-    "quantization-config": refused(
-        "Choose a method with --quantization; its details come from the checkpoint.", taken=("{}",)
+    "quantization-config": acts_as(
+        "--quantization",
+        "The schemes fp8_per_tensor and fp8_per_block are fp8, for linear layers and experts alike, and "
+        "int8_per_channel_weight_only is experts_int8; others, ignore, and different schemes for both are refused.",
     ),
     "allow-deprecated-quantization": no_effect("No method is deprecated.", switch=True),
     "model-class-overrides": refused(
@@ -99,7 +101,11 @@ _MODEL: Mapping[str, Answer] = {
     "safetensors-prefetch-block-size": no_effect(_READ_AHEAD),
     "performance-mode": no_effect("There is one mode, for few requests and for many."),
     "enable-flashinfer-autotune": no_effect("Quire's kernels need no tuning while a worker starts.", switch=True),
-    "attention-config": refused("Choose a backend with --attention-backend; leave it out.", taken=("{}",)),
+    "attention-config": acts_as(
+        "--attention-backend",
+        "That is backend; the other keys, which choose among vLLM's kernels, are refused unless they say what is so "
+        "anyway.",
+    ),
     "optimization-level": no_effect("Kernels are compiled ahead or when a worker starts; there are no levels."),
     "task": refused(
         "It no longer exists in vLLM either. Instead of embed, embedding, classify, score and reward, use --runner "

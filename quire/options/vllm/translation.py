@@ -11,6 +11,7 @@ from quire.options.vllm.answer import Answer, Kind
 from quire.options.vllm.answers import ANSWERS, SHORT_NAMES
 from quire.options.vllm.compilation import FLAG as COMPILATION
 from quire.options.vllm.compilation import as_options
+from quire.options.vllm.objects import TRANSLATED, arguments_of
 
 _QUIET = "VLLM_NO_DEPRECATION_WARNING"
 
@@ -97,6 +98,8 @@ def heed(answer: Answer, shown: str, name: str, value: str, tell: Callable[[str]
         return []
     if f"--{name}" == COMPILATION:
         return _compilation(shown, value, tell)
+    if f"--{name}" in TRANSLATED:
+        return _object(f"--{name}", shown, value, tell)
     if not os.environ.get(_QUIET):
         tell(f"{shown} acts as {' '.join(_successor(answer, '…'))}. {answer.text}".rstrip())
     return list(_successor(answer, value))
@@ -106,6 +109,12 @@ def _successor(answer: Answer, value: str) -> Iterator[str]:
     yield answer.successor
     if answer.fixed != "":
         yield value if answer.fixed is None else answer.fixed
+
+
+def _object(flag: str, shown: str, value: str, tell: Callable[[str], None]) -> list[str]:
+    if arguments := arguments_of(flag, value):
+        tell(f"{shown} acts as {' '.join(arguments)}.")
+    return arguments
 
 
 def _compilation(shown: str, value: str, tell: Callable[[str], None]) -> list[str]:

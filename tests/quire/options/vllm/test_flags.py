@@ -62,8 +62,11 @@ def value_for(field: OptionField) -> list[str]:
     return ["0.5" if field.metadata["maximum"] == 1 else number]
 
 
+OBJECTS = {"attention-config": '{"backend": "native"}', "quantization-config": '{"global_scheme": "fp8_per_block"}'}
+
+
 def expect_answer(name: str, answer: Answer) -> None:
-    arguments = [] if answer.switch else ["8"]
+    arguments = [] if answer.switch else [OBJECTS.get(name, "8")]
     result = run("model", f"--{name}", *arguments)
     if answer.kind is Kind.REFUSED:
         assert result.exit_code == 2, result.output
@@ -153,6 +156,15 @@ def test_what_is_so_anyway_is_taken_in_silence(arguments: tuple[str, ...]) -> No
         (('-O={"level": 2, "max_capture_size": 64}',), lambda kept: kept["engine"].kernels.cuda_graph_sizes == (64,)),
         (("--compilation-config", '{"use_cudagraph": false}'), lambda kept: kept["engine"].kernels.enforce_eager),
         (("--compilation_config.cudagraph_mode", "NONE"), lambda kept: kept["engine"].kernels.enforce_eager),
+        (("-ac.backend", "native", "-ac.flash_attn_version=null"),
+         lambda kept: kept["engine"].kernels.attention_backend == "native"),
+        (("--attention-config", '{"backend": "auto", "backend_per_kind": {}, "use_cudnn_prefill": false}'),
+         lambda kept: kept["engine"].kernels.attention_backend == "auto"),
+        (("--quantization-config", '{"global_scheme": "fp8_per_tensor", "moe": "fp8_per_block", "ignore": []}'),
+         lambda kept: kept["engine"].form.quantization == "fp8"),
+        (("--quantization_config.moe", "int8_per_channel_weight_only"),
+         lambda kept: kept["engine"].form.quantization == "experts_int8"),
+        (("--quantization-config", "{}"), lambda kept: kept["engine"].form.quantization is None),
         (("--api-key", "k1", "k2", "--port", "9"), lambda kept: kept["gateway"].api_key == ("k1", "k2")),
         (("--served-model-name", "a", "b"), lambda kept: kept["model"].served_model_name == ("a", "b")),
         (("--cuda-graph-sizes", "1", "2", "128"), lambda kept: kept["engine"].kernels.cuda_graph_sizes == (1, 2, 128)),
@@ -201,6 +213,18 @@ def test_numbers_behind_a_flag_leave_the_model_alone() -> None:
         (("-O={",), "neither JSON nor a level"),
         (("-O.cudagraph_mode=HALF",), "cudagraph_mode 'HALF' is not one of"),
         (("-O.cudagraph_capture_sizes=[0]",), "integers of at least 1"),
+        (("-ac.backnd", "native"), "backnd is not known. Did you mean backend?"),
+        (("-ac.backend", "FLASH_ATTN"), "Quire has its own kernels"),
+        (("-ac.flash_attn_version", "3"), "flash_attn_version 3 chooses among vLLM's kernels"),
+        (("--attention-config", "[]"), "is not a JSON object"),
+        (("--quantization-config", "{"), "is not JSON"),
+        (("--quantization-config.ignore", '["lm_head"]'), 'ignore ["lm_head"] is not supported'),
+        (("--quantization-config.global_scheme", "mxfp8"), '"mxfp8" is not a scheme'),
+        (("--quantization-config.linear", '{"weight": "fp8"}'), "is not a scheme"),
+        (
+            ("--quantization-config.linear", "fp8_per_block", "--quantization-config.moe=int8_per_channel_weight_only"),
+            "linear layers and experts are quantized in the same way",
+        ),
         (("--eplb-config.windw_size", "5"), "windw_size is not known. Did you mean window_size?"),
         (("--all2all-backend", "deepep_low_latency"), "needs a kernel library that Quire does not include"),
         (("--tool-server", "demo"), "--tool-server is an option of vLLM that Quire does not implement."),
