@@ -21,7 +21,7 @@ from gateway.access_log import AccessLogFilter
 from gateway.api_keys import ApiKeys
 from gateway.app import create_admin_app, create_app
 from gateway.background import begin
-from gateway.certificates import Certificates
+from gateway.certificates import Certificates, use_certificates
 from gateway.context import GatewayContext
 from gateway.errors import stopping
 from gateway.http_protocol import limited_protocol
@@ -251,7 +251,10 @@ async def _keep_certificates(server: uvicorn.Server, options: GatewayOptions) ->
     """Reloads TLS certificates when they change, until cancelled; does nothing if that is not enabled."""
     while not server.started:
         await asyncio.sleep(_POLL_SECONDS)
-    if options.enable_ssl_refresh and server.config.ssl:
+    if not server.config.ssl:
+        return
+    use_certificates(options)
+    if options.enable_ssl_refresh:
         await Certificates(server.config.ssl, options).files.watch()
 
 

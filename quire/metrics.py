@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from quire.certificates import certificate_expiries
 from quire.errors import StartupError
 from quire.watched_files import failed_reloads
 
@@ -24,8 +25,8 @@ def new_registry() -> CollectorRegistry:
     return registry
 
 
-class ReloadCollector(Collector):
-    """Reports the files that this process watches."""
+class FilesCollector(Collector):
+    """Reports the files that this process watches, and when its certificates expire."""
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client."""
@@ -36,6 +37,14 @@ class ReloadCollector(Collector):
         )
         for files, failed in failed_reloads().items():
             family.add_metric([files], failed)
+        yield family
+        family = GaugeMetricFamily(
+            "quire_tls_certificate_expiry_timestamp_seconds",
+            "Unix time at which the first of the certificates in use expires.",
+            labels=["files"],
+        )
+        for files, end in certificate_expiries().items():
+            family.add_metric([files], end)
         yield family
 
 

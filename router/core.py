@@ -72,7 +72,7 @@ class RouterCore:
         )  # fmt: skip
         self._ready_for_pooling = ReadyWorkers(workers, clock.time, options.max_absence_seconds, loads, POOLING)
         self.pooling = PoolDispatcher(
-            self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases, admission
+            self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases, admission, self.recorder
         )
         self.autoscaling = Autoscaling(
             workers, {GENERATE: self.dispatcher.waiting, POOLING: self.pooling.waiting},

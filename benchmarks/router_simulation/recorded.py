@@ -9,22 +9,25 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.router_simulation.requests import BLOCK_SIZE, Conversation, SimRequest, Text
+from quire.runners import GENERATE
 from router.requests.recorder import RecordedRequest
 
 _KEY_MASK = (1 << 64) - 1
 
 
 def read_recording(path: Path, most: int) -> list[Conversation]:
-    """The first `most` requests of a recording, those of a conversation one after the other, as far apart as they were.
+    """The first `most` generations of a recording, those of a conversation one after the other, as far apart as they
+    were.
 
     What a request's answer consists of shows in the next prompt of its conversation; other answers are like no other.
 
     Raises:
-        ValueError: it has no requests, or blocks that are not of whole blocks of the simulation.
+        ValueError: it has no generations, or blocks that are not of whole blocks of the simulation.
     """
-    requests = sorted(_lines(path), key=lambda request: request.time)[:most]
+    generations = (request for request in _lines(path) if request.runner == GENERATE)
+    requests = sorted(generations, key=lambda request: request.time)[:most]
     if not requests:
-        raise ValueError(f"{path} has no requests.")
+        raise ValueError(f"{path} has no requests to generate.")
     sessions: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
         sessions.setdefault(request.session or f"alone {number}", []).append(number)

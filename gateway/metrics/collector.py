@@ -23,7 +23,7 @@ from gateway.requests.statistics import HISTOGRAMS, RequestStatistics
 from gateway.services.fleet import EngineKey, Fleet
 from gateway.services.router_streams import RouterStreams
 from quire.memory_guard import MemoryGuard
-from quire.metrics import ReloadCollector
+from quire.metrics import FilesCollector
 
 PREFIXES = ("vllm:", "quire_")
 _OWN = "Covers this gateway's requests only."
@@ -79,7 +79,7 @@ class GatewayCollector(Collector):
             yield from self._request_metrics(prefix)
         yield from self._http.collect()
         yield from realtime_metrics(self._realtime)
-        yield from ReloadCollector().collect()
+        yield from FilesCollector().collect()
         yield from api_key_metrics(self._api_keys, _OWN)
         yield CounterMetricFamily(
             "quire_gateway_streams_moved",

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 import quire
 from quire.errors import StartupError
-from quire.metrics import ReloadCollector
+from quire.metrics import FilesCollector
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.discovery import join_address
 from quire.rpc.interceptors import ServerInterceptor
@@ -73,7 +73,7 @@ class GrpcServer:
             further: names of other services on the same server.
         """
         options.check(security)
-        registry.register(ReloadCollector())
+        registry.register(FilesCollector())
         self._options = options
         self._security = security
         self._names = (grpc_service, *further, _INFO_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)

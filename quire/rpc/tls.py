@@ -8,10 +8,11 @@ from typing import Any
 
 import grpc
 
-from quire.certificates import Certificates, load_certificates
+from quire.certificates import Certificates, load_certificates, use
 from quire.options.server import RpcSecurityOptions
 from quire.watched_files import WatchedFiles
 
+_OF_SERVICES = "certificates of the services"
 _KINDS_OF_CALLS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
@@ -20,7 +21,7 @@ class _Files:
 
     def __init__(self, security: RpcSecurityOptions) -> None:
         self._paths = security.tls_files
-        self._files = WatchedFiles("certificates of the services", self._paths, self._load)
+        self._files = WatchedFiles(_OF_SERVICES, self._paths, self._load)
         self._load()
 
     def latest(self) -> Certificates:
@@ -29,7 +30,7 @@ class _Files:
         return self._latest
 
     def _load(self) -> None:
-        self._latest = load_certificates("--grpc-tls", *self._paths)
+        self._latest = use(_OF_SERVICES, load_certificates("--grpc-tls", *self._paths))
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from router.placement.policies.base import RouteRequest
 from router.requests.admission import Admission
 from router.requests.aliases import Aliases
 from router.requests.fair_queue import Entry
+from router.requests.recorder import RequestRecorder
 from router.requests.retry_budget import RetryBudget
 from router.requests.waiting_room import WaitingRoom
 from router.workers.base import Worker
@@ -55,6 +56,7 @@ class PoolCall:
 
     request: RouteRequest
     message: common_pb2.PoolRequest
+    arrived: float
     deadline: float | None
     # Resolves once a worker was picked.
     placed: asyncio.Future[Worker] = field(default_factory=_future)
@@ -90,10 +92,12 @@ class PoolDispatcher:
         options: RouterOptions,
         aliases: Aliases,
         admission: Admission,
+        recorder: RequestRecorder | None = None,
     ) -> None:
         """
         Args:
             ready_workers: the ready workers that serve pooling models.
+            recorder: records the requests; None if they are not recorded.
         """
         self._ready_workers = ready_workers
         self._outliers = outliers
@@ -101,6 +105,7 @@ class PoolDispatcher:
         self._metrics = metrics
         self._aliases = aliases
         self._admission = admission
+        self._recorder = recorder
         self._retry_budget = RetryBudget()
         self._calls: set[PoolCall] = set()
         self._placements = 0
@@ -127,6 +132,8 @@ class PoolDispatcher:
             call = self._admit(message, seconds)
         except QuireError:
             self._metrics.count("refused", 0.0)
+            if self._recorder is not None:
+                self._recorder.record_pooling(message, "refused", model=message.model, seconds=0.0)
             raise
         outcome = "aborted"
         try:
@@ -173,8 +180,9 @@ class PoolDispatcher:
             tenant_weight=tenant_weight(message.tenant_weight),
             priority=message.priority,
         )
-        deadline = self._clock.time() + min(seconds, message.timeout_ms / 1000 or seconds)
-        call = PoolCall(request=request, message=message, deadline=deadline)
+        arrived = self._clock.time()
+        deadline = arrived + min(seconds, message.timeout_ms / 1000 or seconds)
+        call = PoolCall(request=request, message=message, arrived=arrived, deadline=deadline)
         self._calls.add(call)
         self._idle.clear()
         return call
@@ -306,6 +314,11 @@ class PoolDispatcher:
             self._retry_budget.give_back()
         self._calls.discard(call)
         self._metrics.count(outcome, call.waited)
+        if self._recorder is not None:
+            self._recorder.record_pooling(
+                call.message, outcome, model=call.request.model, seconds=self._clock.time() - call.arrived,
+                queued_seconds=call.waited, attempts=call.attempts,
+            )  # fmt: skip
         if not self._calls:
             self._idle.set()
 

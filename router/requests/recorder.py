@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from quire.errors import StartupError
+from quire.runners import GENERATE, POOLING
 
 if TYPE_CHECKING:
     from quire.v1 import common_pb2
@@ -39,9 +40,10 @@ class RecordedRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
     seconds: float  # from then to its end
     outcome: str  # as in quire_router_requests_total
     model: str
-    prompt_tokens: int
+    prompt_tokens: int  # of all inputs of a pooling request
     output_tokens: int = 0  # of all its sequences
-    sequences: int = 1
+    sequences: int = 1  # that are generated, or the inputs of a pooling request
+    runner: str = GENERATE  # the kind of request: generate or pooling
     priority: int = 0
     queued_seconds: float = 0.0
     attempts: int = 0
@@ -89,7 +91,7 @@ class RequestRecorder:
         self, generation: common_pb2.Generation, outcome: str, *, model: str, prompt_tokens: int, seconds: float,
         output_tokens: int = 0, queued_seconds: float = 0.0, attempts: int = 0,
     ) -> None:  # fmt: skip
-        """Records a request that ends now.
+        """Records a generation that ends now.
 
         Args:
             seconds: since its arrival.
@@ -101,8 +103,24 @@ class RequestRecorder:
             tenant=self._hidden(generation.tenant), session=self._hidden(generation.session_id),
             block_size=generation.prompt_block_size if generation.prompt_block_keys else 0,
         )  # fmt: skip
+        self._put(request, list(generation.prompt_block_keys))
+
+    def record_pooling(
+        self, message: common_pb2.PoolRequest, outcome: str, *, model: str, seconds: float,
+        queued_seconds: float = 0.0, attempts: int = 0,
+    ) -> None:  # fmt: skip
+        """Records a pooling request that ends now; see `record`."""
+        request = RecordedRequest(
+            time=round(time.time() - seconds, 6), seconds=round(seconds, 6), outcome=outcome, model=model,
+            prompt_tokens=sum(len(each.token_ids) for each in message.inputs), sequences=len(message.inputs),
+            priority=message.priority, queued_seconds=round(queued_seconds, 6), attempts=attempts,
+            tenant=self._hidden(message.tenant), runner=POOLING,
+        )  # fmt: skip
+        self._put(request, [])
+
+    def _put(self, request: RecordedRequest, block_keys: list[int]) -> None:
         try:
-            self._waiting.put_nowait((request, list(generation.prompt_block_keys)))
+            self._waiting.put_nowait((request, block_keys))
         except queue.Full:
             self._told_once("requests are left out of %s: the disk is too slow", self._path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.certificates import Certificates
-from quire.certificates import load_certificates
+from quire.certificates import certificate_expiries, expiry, load_certificates
 from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
 from tests.support.certificates import make_authority, make_certificate
@@ -70,6 +70,7 @@ async def test_new_connections_get_what_the_files_hold(tmp_path: Path) -> None:
     certificates.files.refresh()
     second = await shown(port)
     assert second != first
+    assert certificate_expiries()["certificates"] == expiry(certificate.read_bytes())
     certificate.unlink()
     certificates.files.refresh()
     assert await shown(port) == second

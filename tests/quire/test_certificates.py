@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from quire.certificates import expiry
 from quire.cli import cli
 from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
@@ -24,6 +27,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     openssl(made, "pkey", "-in", "one.key", "-aes256", "-passout", "pass:hush", "-out", "locked.key")
     (made / "broken.pem").write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
     return made
+
+
+@pytest.mark.parametrize("days", [2, 20_000])  # whose years are written with two digits, and with four
+def test_the_first_that_expires_is_told(folder: Path, days: int) -> None:
+    openssl(folder, "x509", "-req", "-in", "one.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", str(days),
+            "-out", "dated.pem")  # fmt: skip
+    told = subprocess.run(["openssl", "x509", "-in", "dated.pem", "-noout", "-enddate"], cwd=folder, check=True,
+                          capture_output=True, text=True, timeout=30).stdout  # fmt: skip
+    end = ssl.cert_time_to_seconds(told.strip().removeprefix("notAfter="))
+    dated = (folder / "dated.pem").read_bytes()
+    openssl(folder, "x509", "-req", "-in", "two.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", str(days + 9),
+            "-out", "later.pem")  # fmt: skip
+    assert expiry(dated) == expiry((folder / "later.pem").read_bytes() + dated) == end
+    assert expiry(b"") is None
 
 
 def check(folder: Path, changed: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from quire.errors import StartupError
-from quire.metrics import ReloadCollector
+from quire.metrics import FilesCollector
 from quire.watched_files import WatchedFiles
 
 
@@ -29,7 +29,7 @@ def test_a_file_that_cannot_be_read_is_told_until_it_can(tmp_path: Path, caplog:
         return line.split()[-1]
 
     registry = CollectorRegistry()
-    registry.register(ReloadCollector())
+    registry.register(FilesCollector())
     files = WatchedFiles("letters", [str(file)], load)
     assert failed() == "0.0"
     file.write_text("bad")

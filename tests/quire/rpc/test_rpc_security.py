@@ -6,12 +6,14 @@ import asyncio
 import dataclasses
 import logging
 import shutil
+import time
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from quire.certificates import certificate_expiries
 from quire.errors import StartupError
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
@@ -190,6 +192,7 @@ async def test_renewed_files_are_used_by_both_sides(
         async with open_channel(engine.address, security_of(certificates, "router")) as old_only:
             assert await outcome(engine, old_only) is grpc.StatusCode.UNAVAILABLE
         assert "the certificates of the services were reloaded" in caplog.messages
+        assert certificate_expiries()["certificates of the services"] > time.time()
         for _ in range(50):
             assert await running.read() is not grpc.aio.EOF
         running.cancel()

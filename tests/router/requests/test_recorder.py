@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
 import pytest
 
@@ -15,7 +16,9 @@ from quire.v1 import common_pb2
 from router.requests import recorder as recorder_module
 from router.requests.recorder import RecordedRequest, RequestRecorder
 from tests.router.conftest import StartEngine, StartRouter
+from tests.support.fake_pooling import EMBEDDER
 from tests.support.router_client import generation
+from tests.support.waiting import WAIT_SECONDS
 
 
 def lines(path: Path) -> list[RecordedRequest]:
@@ -53,6 +56,28 @@ async def test_a_router_records_what_has_ended(
     assert finished.block_keys == refused.block_keys
     text = (tmp_path / "requests").read_text()
     assert "talk" not in text and "acme" not in text
+
+
+async def test_requests_for_pooling_are_recorded_too(
+    tmp_path: Path, start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine(pooling=EMBEDDER)
+    running = await start_router(engine.address, record_requests=str(tmp_path / "requests"))
+    asked = common_pb2.PoolRequest(model="fake", tenant="acme", priority=3)
+    for ids in ([5, 6], [7]):
+        asked.inputs.add(token_ids=ids)
+    await running.client.stub.Pool(asked, timeout=WAIT_SECONDS)
+    asked.tenant = "t" * 513
+    with pytest.raises(grpc.aio.AioRpcError):
+        await running.client.stub.Pool(asked, timeout=WAIT_SECONDS)
+    recorder = running.router.core.recorder
+    assert recorder is not None
+    recorder.close()
+    finished, refused = lines(tmp_path / "requests")
+    assert (finished.runner, finished.outcome, finished.model) == ("pooling", "finished", "fake")
+    assert (finished.prompt_tokens, finished.sequences, finished.attempts, finished.priority) == (3, 2, 1, 3)
+    assert finished.seconds > 0 and len(finished.tenant) == 16
+    assert (refused.runner, refused.outcome, refused.seconds) == ("pooling", "refused", 0)
 
 
 def test_only_one_recording_compares_with_itself(tmp_path: Path) -> None:
