@@ -133,11 +133,13 @@ class Experts(PackedLayer):
         Args:
             hidden: [tokens, hidden_size]
             weights: float32 [tokens, chosen]
-            expert_ids: int64 [tokens, chosen]
+            expert_ids: int64 [tokens, chosen]; -1 is no expert
         """
         if self._counts is not None:
             chosen = expert_ids.flatten()
-            self._counts.scatter_add_(0, chosen, torch.ones_like(chosen))  # torch.bincount would wait for the GPU
+            self._counts.scatter_add_(
+                0, chosen.clamp(min=0), (chosen >= 0).to(chosen.dtype)
+            )  # torch.bincount would wait for the GPU
         output = self._exchange(hidden, weights, expert_ids, self._compute)
         return self._context.groups.tensor.all_reduce(output) if len(output) else output
 

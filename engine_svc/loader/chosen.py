@@ -36,11 +36,16 @@ def check_stage(config: ModelConfig, stage: Stage) -> None:
     """Checks that a pipeline stage has all that its layers need of each other.
 
     Raises:
-        StartupError: the stage's first layer needs what a layer of another stage chooses.
+        StartupError: the stage's first layer needs what a layer of another stage chooses, or has put out.
     """
     if config.indexer and stage.layers[0] in config.indexer.shared_layers:
         raise StartupError(
             f"--pipeline-parallel-size: layer {stage.layers[0]} of {config.architecture}, the first of a stage, "
             "attends to tokens that an earlier layer chooses. Use --tensor-parallel-size instead, divide the layers "
             f"otherwise with VLLM_PP_LAYER_PARTITION, or lower --max-model-len to {config.indexer.most}."
+        )
+    if config.norm_placement == "pairs" and stage.layers[0] % 2:
+        raise StartupError(
+            f"--pipeline-parallel-size: layer {stage.layers[0]} of {config.architecture}, the first of a stage, is the "
+            "second one of a pair. Divide the layers otherwise with VLLM_PP_LAYER_PARTITION."
         )

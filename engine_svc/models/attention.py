@@ -70,6 +70,13 @@ class Choice:
     positions: torch.Tensor | None = None
 
 
+@dataclass
+class Shortcut:
+    """What the mixture of experts beside the current pair of layers has put out; see models/paired_layer.py."""
+
+    output: torch.Tensor | None = None  # [tokens, hidden_size]
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """Inputs shared by the layers of one forward pass."""
@@ -82,6 +89,7 @@ class StepInputs:
     token_inputs: Callable[[int], torch.Tensor] | None = None  # of a layer: [tokens, size], see TokenInputs
     encoded: torch.Tensor | None = None  # [rows, hidden_size], an encoder's output that is yet to be cached
     choice: Choice = field(default_factory=Choice)
+    shortcut: Shortcut = field(default_factory=Shortcut)
     token_ids: torch.Tensor | None = None  # int64 [tokens], for experts that are chosen by these; else None
     rotary_table: torch.Tensor | None = None  # rows of all positions, for entries, which have positions of their own
 

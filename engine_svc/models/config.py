@@ -28,18 +28,17 @@ _ROPE_TYPES = {"su": "longrope"}
 # Default rotary base of the families for which it is not 10,000 if the configuration does not say.
 _THETAS = {
     "ApertusForCausalLM": 1.2e7, "BailingHybridForCausalLM": 6e6, "BailingMoeV3ForCausalLM": 6e6,
-    "CohereForCausalLM": 5e5, "CwmForCausalLM": 1e6, "Ernie4_5ForCausalLM": 5e5,
-    "Ernie4_5_MoeForCausalLM": 5e5, "FlexOlmoForCausalLM": 5e5, "GptOssForCausalLM": 1.5e5,
-    "HYV3ForCausalLM": 11158840.0, "HeliumForCausalLM": 1e5, "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6,
-    "Llama4ForCausalLM": 5e5, "MellumForCausalLM": 5e5, "MiniMaxForCausalLM": 1e6, "MiniMaxM1ForCausalLM": 1e6,
-    "MiniMaxM2ForCausalLM": 5e6, "MiniMaxText01ForCausalLM": 1e6, "Ministral3ForCausalLM": 1e6,
-    "MixtralForCausalLM": 1e6, "Olmo3ForCausalLM": 5e5, "PhiMoEForCausalLM": 1e6, "PhimoeForCausalLM": 1e6,
-    "SmolLM3ForCausalLM": 2e6, "SolarOpenForCausalLM": 1e6,
+    "CohereForCausalLM": 5e5, "CwmForCausalLM": 1e6, "Ernie4_5ForCausalLM": 5e5, "Ernie4_5_MoeForCausalLM": 5e5,
+    "FlexOlmoForCausalLM": 5e5, "GptOssForCausalLM": 1.5e5, "HYV3ForCausalLM": 11158840.0, "HeliumForCausalLM": 1e5,
+    "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6, "Llama4ForCausalLM": 5e5, "LongcatFlashForCausalLM": 1e7,
+    "MellumForCausalLM": 5e5, "MiniMaxForCausalLM": 1e6, "MiniMaxM1ForCausalLM": 1e6, "MiniMaxM2ForCausalLM": 5e6,
+    "MiniMaxText01ForCausalLM": 1e6, "Ministral3ForCausalLM": 1e6, "MixtralForCausalLM": 1e6, "Olmo3ForCausalLM": 5e5,
+    "PhiMoEForCausalLM": 1e6, "PhimoeForCausalLM": 1e6, "SmolLM3ForCausalLM": 2e6, "SolarOpenForCausalLM": 1e6,
 }  # fmt: skip
 
 NormPlacement = Literal[
     "before", "after", "around", "around, scaled", "parallel", "parallel norms", "alone", "sums", "residual", "cross",
-    "streams", "around, streams",
+    "streams", "around, streams", "pairs",
 ]  # fmt: skip
 # See ModelConfig.attention_gates.
 GateKind = Literal["none", "queries", "values", "heads", "values, softplus", "heads, softplus"]
@@ -90,6 +89,7 @@ class MoeConfig:
     fused: FusedForm = FusedForm()  # of a checkpoint's tensors that hold all experts
     is_gated: bool = True  # whether experts, including the shared one, have a gate; else they have only up and down
     table_tokens: int | None = None  # tokens in the table that says which experts each one goes through; None: no table
+    idle_experts: int | None = None  # further experts, which return their inputs
     latent_size: int | None = None  # size of experts' inputs and outputs, if hidden states are projected to it and back
 
 
@@ -255,7 +255,7 @@ class ModelConfig(ModelFacts):
     # parallel norms: one before each. Alone: before the only part of a layer, which is one of them or recurrent. Sums:
     # of the sum of input and output. Residual: before, and the norm's output is the residual that is added to. Cross:
     # before, and also before the attention to an encoder's output. Around, scaled: see models/gemma4_layer.py. Streams:
-    # before; see models/streams.py. Around, streams: see models/altup.py.
+    # before; see models/streams.py. Around, streams: see models/altup.py. Pairs: before; see models/paired_layer.py.
     norm_placement: NormPlacement = "before"
     recurrent_norm_placement: NormPlacement | None = None  # of recurrent layers, if it differs
     recurrent_name: str = "mixer"  # name of recurrent layers in checkpoints, after `module_names` and `renames`

@@ -17,7 +17,8 @@ class ExpertChoice(ReplicatedLinear):
     """Scores all experts and takes the best; if experts are in groups, the best ones of the best groups."""
 
     def __init__(self, hidden_size: int, moe: MoeConfig, *, context: LayerContext) -> None:
-        super().__init__(hidden_size, moe.num_experts, bias=moe.router_bias, context=context)
+        self.num_experts, self.experts_per_token = moe.num_experts + (moe.idle_experts or 0), moe.experts_per_token
+        super().__init__(hidden_size, self.num_experts, bias=moe.router_bias, context=context)
         self._present, self._softcap = context.present, moe.logits_softcap
         self._routing = Routing(
             moe.experts_per_token, moe.renormalize, moe.scoring, moe.num_groups, moe.chosen_groups, moe.scale, moe.near
@@ -25,11 +26,10 @@ class ExpertChoice(ReplicatedLinear):
         self.expert_scales: LoadedParameter | None = None
         if moe.expert_scales:
             self.expert_scales = LoadedParameter((moe.num_experts,), torch.float32, context.device)
-        self.num_experts, self.experts_per_token = moe.num_experts, moe.experts_per_token
         self.record: torch.Tensor | None = None  # int64 [rows, experts_per_token]: see runner/routed_experts.py
         self.e_score_correction_bias: LoadedParameter | None = None
         if moe.choice_bias:
-            self.e_score_correction_bias = LoadedParameter((moe.num_experts,), torch.float32, context.device)
+            self.e_score_correction_bias = LoadedParameter((self.num_experts,), torch.float32, context.device)
             self.e_score_correction_bias.default = moe.default_bias
             self.e_score_correction_bias.loader = self._load_bias
 

@@ -73,7 +73,7 @@ class LatentAttention(torch.nn.Module):
             bias=config.qkv_bias,
             context=context.at("kv_a_proj_with_mqa"),
         )
-        self.kv_a_layernorm = RMSNorm(latent.rank, _NORM_EPSILON, context=context)
+        self.kv_a_layernorm = RMSNorm(latent.rank, _NORM_EPSILON, context=context, factor=latent.vector_scale)
         self.kv_b_proj = HeadMatrices(self._heads, first, config.num_heads, latent, context.at("kv_b_proj"))
         self.o_proj = RowParallelLinear(
             config.num_heads * latent.value_dim,

@@ -14,6 +14,7 @@ class LatentConfig:
     plain_dim: int  # values of a head's key that are not rotated
     rotated_dim: int  # values of a key that are rotated; the same for all heads, and cached with the vector
     value_dim: int
+    vector_scale: float = 1.0  # factor on the cached vector
 
 
 @dataclass(frozen=True)

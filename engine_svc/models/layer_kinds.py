@@ -17,6 +17,7 @@ from engine_svc.models.decoder_layer import (
     SumNormLayer,
 )
 from engine_svc.models.gemma4_layer import Gemma4Layer
+from engine_svc.models.paired_layer import PairedLayer
 from engine_svc.models.pruned_layer import PrunedLayer
 from engine_svc.models.streams import StreamLayer
 
@@ -24,6 +25,7 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "around, scaled": Gemma4Layer,
     "parallel": ParallelLayer, "parallel norms": ParallelNormsLayer, "alone": MixerLayer, "sums": SumNormLayer,
     "residual": ResidualNormLayer, "cross": CrossLayer, "streams": StreamLayer, "around, streams": AltUpLayer,
+    "pairs": PairedLayer,
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ class SparseMLP(torch.nn.Module):
     def __init__(self, config: ModelConfig, moe: MoeConfig, context: LayerContext) -> None:
         super().__init__()
         self._ops = context.ops
+        self._first_idle = moe.num_experts if moe.idle_experts else None
         choice = TableChoice if moe.table_tokens else ExpertChoice
         self.gate = choice(config.hidden_size, moe, context=context.at("gate"))
         form = ExpertsForm(
@@ -73,9 +74,21 @@ class SparseMLP(torch.nn.Module):
             token_ids: int64 [tokens], needed only if a table has the experts of each.
         """
         inputs = hidden if self.fc1_latent_proj is None else self.fc1_latent_proj(hidden)
-        output = self.experts(inputs, *self.gate.choose(hidden if routed is None else routed, token_ids))
+        weights, expert_ids = self.gate.choose(hidden if routed is None else routed, token_ids)
+        if self._first_idle is None:
+            output = self.experts(inputs, weights, expert_ids)
+        else:
+            output = self._with_idle(inputs, weights, expert_ids, self._first_idle)
         output = output if self.fc2_latent_proj is None else self.fc2_latent_proj(output)
         if self.shared_expert is not None:
             gates = None if self.shared_expert_gate is None else self.shared_expert_gate(hidden)
             output = self._ops.add(output, self.shared_expert(hidden), gates)
         return output if self.post_mlp_layernorm is None else self.post_mlp_layernorm(output)
+
+    def _with_idle(
+        self, inputs: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, first: int
+    ) -> torch.Tensor:
+        """The weighted sum of the outputs of experts, of which those from `first` on return their inputs."""
+        is_idle = expert_ids >= first
+        output = self.experts(inputs, weights, expert_ids.masked_fill(is_idle, -1))
+        return output + inputs * (weights * is_idle).sum(1, keepdim=True).to(inputs.dtype)

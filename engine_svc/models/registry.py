@@ -91,6 +91,7 @@ ARCHITECTURES = {
     "Lfm3ForCausalLM": "engine_svc.models.lfm3",
     "Llama4ForCausalLM": "engine_svc.models.llama4",
     "LlamaForCausalLM": "engine_svc.models.llama",
+    "LongcatFlashForCausalLM": "engine_svc.models.longcat",
     "MPTForCausalLM": "engine_svc.models.mpt",
     "Mamba2ForCausalLM": "engine_svc.models.pure_mamba",
     "MambaForCausalLM": "engine_svc.models.pure_mamba",

@@ -174,6 +174,12 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "floor_scale": 16, "no_rope_layer_interval": 2,
         },
     ),
+    "longcat": (
+        "LongcatFlash", COMPRESSED | {
+            "num_hidden_layers": 4, "head_dim": 8, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "n_routed_experts": 5,
+            "zero_expert_num": 3, "moe_topk": 3, "routed_scaling_factor": 1.5,
+        },
+    ),
     "minimax-m2": (
         "MiniMaxM2", {
             "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 32,

@@ -170,6 +170,7 @@ def test_families_by_transformers(model_folder: ModelFolder, family: str) -> Non
         ({"architectures": ["GraniteSWAForCausalLM"], "layer_rope_theta": [1e4, 1e4, 1e5]}, "layer_rope_theta differs"),
         ({"architectures": ["Cohere2MoeForCausalLM"], "expert_selection_fn": "relu"}, "expert_selection_fn 'relu'"),
         ({"architectures": ["LagunaForCausalLM"], "gating": False}, "gating is false"),
+        ({"architectures": ["LongcatFlashForCausalLM"], "zero_expert_type": "drop"}, "zero_expert_type is 'drop'"),
         ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "--model-impl transformers"),
     ],
 )

@@ -38,6 +38,7 @@ from tests.support.data_ranks import running_data_ranks
 from tests.support.engine_options import engine_options
 from tests.support.exact_answers import check_answers
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.tensor_executor import TensorExecutor
 from tests.support.tiny_models import check_greedy
 
 PROMPTS, SAMPLING = random_prompts(1, 17, 50), replace(GREEDY, max_tokens=40)
@@ -54,6 +55,13 @@ def check(folder: Path, **options: Any) -> None:
 def test_ranks_have_experts_whole(model_folder: ModelFolder) -> None:
     """Covers biases and stacked expert tensors; one rank has one expert more than the other."""
     check(model_folder("gpt-oss", num_local_experts=5))
+
+
+def test_experts_that_return_their_inputs_are_on_no_rank(model_folder: ModelFolder) -> None:
+    """Of five other experts, one rank has one more than the other. All are counted, to be moved."""
+    check(
+        model_folder("longcat"), executor=TensorExecutor(), enable_eplb=True, eplb_config={"num_redundant_experts": 1}
+    )
 
 
 @pytest.mark.parametrize("redundant", [0, 2])

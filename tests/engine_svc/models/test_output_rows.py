@@ -26,7 +26,7 @@ LAYERS = 3
 FAMILIES = (
     "llama", "olmo2", "gemma2", "cohere2", "falcon-11b", "gpt2", "gpt-oss", "llama4", "deepseek-v3", "qwen3-next",
     "lfm3", "minimax", "nemotron-h", "falcon-h1", "mamba", "kimi-linear", "mixtral",
-    "ministral3", "minicpm3", "afmoe", "nanochat", "gemma4-moe", "gemma4-small", "mimo",
+    "ministral3", "minicpm3", "afmoe", "nanochat", "gemma4-moe", "gemma4-small", "mimo", "longcat",
 )  # fmt: skip
 
 
@@ -47,7 +47,8 @@ def test_they_are_what_all_rows_would_be(
     monkeypatch: pytest.MonkeyPatch, model_folder: ModelFolder, family: str, enforce_eager: bool
 ) -> None:
     """Compares also with prompt log-probabilities, which need all rows. Chunks of 24 tokens cut the longest prompt."""
-    latent = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16} if family in ("deepseek-v3", "kimi-linear") else {}
+    is_latent = family in ("deepseek-v3", "kimi-linear", "longcat")
+    latent = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16} if is_latent else {}
     options = {"dtype": "bfloat16", "max_num_batched_tokens": 24, "enable_prefix_caching": False}
     with running_engine(model_folder(family, **latent), enforce_eager=enforce_eager, **options) as engine:
         found = answers(engine)

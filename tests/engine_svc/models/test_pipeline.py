@@ -57,6 +57,7 @@ def staged(stages: int, **options: Any) -> dict[str, Any]:
         ("granite", 2, {"enforce_eager": True}), ("deepseek-v3", 3, {}),
         ("gpt-oss", 2, {"attention_backend": "reference"}), ("gemma4-moe", 2, {}), ("mimo", 2, {}),
         ("jamba", 2, {}), ("nemotron-h", 5, {}), ("qwen3-next", 4, {}), ("gpt-neo", 2, {}), ("bloom-6-heads", 2, {}),
+        ("longcat", 2, {}),
         ("opt-projected", 3, {}), ("qwen3", 2, {"cpu_kernels": "torch", "async_scheduling": False}),
     ],
 )  # fmt: skip
@@ -306,6 +307,14 @@ def test_what_cannot_be_cut_is_refused(model_folder: ModelFolder, options: dict[
     with (
         pytest.raises(StartupError, match=words),
         running_engine(model_folder("llama"), executor=StagedExecutor(), **options),
+    ):
+        pass
+
+
+def test_pairs_of_layers_are_not_cut(model_folder: ModelFolder) -> None:
+    with (
+        pytest.raises(StartupError, match="layer 1 of LongcatFlashForCausalLM, the first of a stage, is the second"),
+        running_engine(model_folder("longcat"), **staged(2, pipeline_layer_partition="1,3")),
     ):
         pass
 

@@ -74,6 +74,10 @@ In the KV cache, a layer takes room for its own key-value heads, and one without
 **Sums of earlier layers** (Solar Pro Preview) are mixed into those of later ones, so `--pipeline-parallel-size` is
 refused.
 
+**Pairs of layers** (LongCat Flash): what is one layer in checkpoints is two here, with a mixture of experts beside
+both, so `--pipeline-layer-partition` counts each as two, and no stage may begin with the second one of a pair. Torch's
+operators add what experts without weights return, so on a CPU steps are not recorded; nor are they with Laguna's gates.
+
 **Alternating updates** (Gemma 3n): hidden states are four streams, of which a layer computes one and corrects the
 others. Torch's operators do that, so on a CPU steps are not recorded; on a GPU they are, as CUDA graphs (tested on an
 emulated one). The last layers have no keys and values of their own, and of a prompt they compute only the rows that
