@@ -176,8 +176,8 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "longcat": (
         "LongcatFlash", COMPRESSED | {
-            "num_hidden_layers": 4, "head_dim": 8, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "n_routed_experts": 5,
-            "zero_expert_num": 3, "moe_topk": 3, "routed_scaling_factor": 1.5,
+            "num_hidden_layers": 4, "head_dim": 8, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32,
+            "n_routed_experts": 5, "zero_expert_num": 3, "moe_topk": 3, "routed_scaling_factor": 1.5,
         },
     ),
     "minimax-m2": (
