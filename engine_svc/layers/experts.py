@@ -83,13 +83,16 @@ class Experts(PackedLayer):
             if part and not part.startswith("."):
                 load_one(source, part)
                 return
-            if list(source.get_shape()[:1]) != [shape.count]:
+            whole = shape.fused.whole(source, shape.count)
+            if list(whole.get_shape()[:1]) != [shape.count]:
                 raise ValueError(
                     f"shape {list(source.get_shape())} in the checkpoint does not fit {shape.count} experts"
                 )
             for index in dict.fromkeys(self._slots.experts):
                 is_both = name == "gate_up" and not part
-                one = shape.fused.expert(source, index, is_gate_up=is_both, is_plain=kind == "weight")
+                one = shape.fused.expert(
+                    whole, index, is_gate_up=is_both, is_down=name == "down", is_plain=kind == "weight"
+                )
                 load_one(one, f"{index}{part or '.'}")
 
         parameter.loader = load

@@ -18,12 +18,21 @@ class FusedForm:
 
     transposed: bool = False  # 16-bit and 32-bit weights have their inputs first
     interleaved: bool = False  # outputs of gate and up alternate
+    stacked: bool = False  # experts are below each other in a matrix: outputs of gate or up, but inputs of down
 
-    def expert(self, source: TensorSlice, index: int, *, is_gate_up: bool, is_plain: bool) -> TensorSlice:
+    def whole(self, source: TensorSlice, count: int) -> TensorSlice:
+        """The tensor with a dimension of its own for experts, its first one; unchanged if it does not have `count`."""
+        rows, *others = source.get_shape()
+        return _Unstacked(source, count) if self.stacked and len(others) == 1 and rows % count == 0 else source
+
+    def expert(
+        self, source: TensorSlice, index: int, *, is_gate_up: bool, is_down: bool, is_plain: bool
+    ) -> TensorSlice:
         """The tensor of one expert, with outputs as its first dimension.
 
         Args:
-            is_gate_up: the tensor holds gate and up, not down.
+            is_gate_up: the tensor holds gate and up together.
+            is_down: the tensor holds down.
             is_plain: the tensor is a 16-bit or 32-bit weight.
         """
         found: TensorSlice = _One(source, index)
@@ -31,7 +40,7 @@ class FusedForm:
         dimensions = len(found.get_shape())
         if dimensions == 3:
             found = _Joined(found)
-        if self.transposed and is_plain and dimensions == 2:
+        if (self.transposed or (self.stacked and is_down)) and is_plain and dimensions == 2:
             found = Transposed(found)
         return _TakenApart(found) if self.interleaved and is_gate_up else found
 
@@ -47,6 +56,24 @@ class Flat:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         return self._source[...].flatten()[index]
+
+
+class _Unstacked:
+    """A matrix with a dimension more, of experts that are below each other. One expert is read at a time."""
+
+    def __init__(self, source: TensorSlice, count: int) -> None:
+        self._source, self._count = source, count
+
+    def get_shape(self) -> Sequence[int]:
+        rows, columns = self._source.get_shape()
+        return (self._count, rows // self._count, columns)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        expert, *others = _slices(index)
+        size = self.get_shape()[1]
+        first, last, _ = (others[0] if others else slice(None)).indices(size)
+        rows = slice(expert.start * size + first, expert.start * size + last)
+        return self._source[(rows, *others[1:])][None]
 
 
 class _One:

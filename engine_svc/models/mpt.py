@@ -9,14 +9,15 @@ from engine_svc.models.alibi import alibi_slopes
 from engine_svc.models.config import ModelConfig, base_config, by_common_names
 from quire.errors import StartupError
 
-_NAMES = {
+# Names of fields and of modules, which DBRX has adopted.
+SIZES = {
     "d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
     "max_seq_len": "max_position_embeddings",
 }  # fmt: skip
-_MODULES = {
+MODULES = {
     "transformer": "model", "wte": "embed_tokens", "blocks": "layers", "norm_f": "norm", "norm_1": "input_layernorm",
     "norm_2": "post_attention_layernorm", "attn": "self_attn", "Wqkv": "qkv_proj", "out_proj": "o_proj",
-    "ffn": "mlp", "up_proj": "fc_in", "down_proj": "fc_out",
+    "ffn": "mlp",
 }  # fmt: skip
 # Options that Transformers' implementation does not have either, and their values when they are off.
 _PLAIN: dict[str, Any] = {
@@ -31,7 +32,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         StartupError: it asks for an option that only the custom code of the first checkpoints has.
     """
-    config = by_common_names(config, _NAMES)
+    config = by_common_names(config, SIZES)
     attention = config.get("attn_config") or {}
     for name, plain in _PLAIN.items():
         if attention.get(name, plain) != plain:
@@ -47,7 +48,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         no_rope_layers=frozenset(range(config["num_hidden_layers"])),
         norm="layer", norm_eps=config.get("layer_norm_epsilon", 1e-5), activation="gelu", mlp_gated=False,
         logits_scale=_logits_scale(config.get("logit_scale"), size),
-        tie_word_embeddings=config.get("tie_word_embeddings", True), module_names=_MODULES,
+        tie_word_embeddings=config.get("tie_word_embeddings", True),
+        module_names=MODULES | {"up_proj": "fc_in", "down_proj": "fc_out"},
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "Cohere2MoeForCausalLM": "engine_svc.models.cohere_moe",
     "CohereForCausalLM": "engine_svc.models.cohere",
     "CwmForCausalLM": "engine_svc.models.cwm",
+    "DbrxForCausalLM": "engine_svc.models.dbrx",
     "DeciLMForCausalLM": "engine_svc.models.nemotron_nas",
     "DeepseekV2ForCausalLM": "engine_svc.models.deepseek",
     "DeepseekV32ForCausalLM": "engine_svc.models.deepseek",

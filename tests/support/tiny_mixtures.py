@@ -71,6 +71,14 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 1e-5, "first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2,
         },
     ),
+    "dbrx": (
+        "Dbrx", {
+            "d_model": 64,  # which it also gives its experts
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 2.0, "rope_theta": 20000.0},
+            "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 6, "moe_top_k": 3},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
+        },
+    ),
     "deepseek-v3.2": ("DeepseekV32", _SPARSE),
     "gemma4-moe": (
         "Gemma4Text", GEMMA4 | {

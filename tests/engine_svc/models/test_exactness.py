@@ -169,6 +169,10 @@ def test_families_by_transformers(model_folder: ModelFolder, family: str) -> Non
         ({"architectures": ["NanoChatForCausalLM"], "rope_parameters": ROPES["yarn"]}, "only default is supported"),
         ({"architectures": ["GraniteSWAForCausalLM"], "layer_rope_theta": [1e4, 1e4, 1e5]}, "layer_rope_theta differs"),
         ({"architectures": ["Cohere2MoeForCausalLM"], "expert_selection_fn": "relu"}, "expert_selection_fn 'relu'"),
+        (
+            {"architectures": ["DbrxForCausalLM"], "ffn_config": {"moe_normalize_expert_weights": 2.0}},
+            "moe_normalize_expert_weights 2.0",
+        ),
         ({"architectures": ["LagunaForCausalLM"], "gating": False}, "gating is false"),
         ({"architectures": ["LongcatFlashForCausalLM"], "zero_expert_type": "drop"}, "zero_expert_type is 'drop'"),
         ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "--model-impl transformers"),

@@ -71,7 +71,8 @@ def test_families_on_each_level(model_folder: ModelFolder, level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [*OWN_WAYS, "afmoe", "cohere-moe", "glm-moe", "laguna", "longcat", "granite-moe-shared", "minimax-m2"]
+    "family",
+    [*OWN_WAYS, "afmoe", "cohere-moe", "dbrx", "glm-moe", "laguna", "longcat", "granite-moe-shared", "minimax-m2"],
 )
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     """Ranks are threads; in `test_mxfp4`, they are processes."""
