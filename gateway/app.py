@@ -25,6 +25,7 @@ from gateway.endpoints import (
     audio,
     chat,
     cohere,
+    cohere_chat,
     completions,
     decisions,
     derender,
@@ -79,6 +80,7 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/v1/systemone", decisions.system_one, methods=["POST"]),
         Route("/v1/messages", messages.messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+        Route("/cohere/v2/chat", cohere_chat.cohere_chat, methods=["POST"]),
         *_scale_out(options),  # before the parametrized paths that would also match
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/responses/{response_id}", responses.kept, methods=["GET", "DELETE"]),
@@ -148,6 +150,7 @@ def _scale_out(options: GatewayOptions) -> list[Route]:
         "/v1/completions/render": render.render_completion,
         "/v1/messages/render": render.render_messages,
         "/v1/responses/render": render.render_response,
+        "/cohere/v2/chat/render": render.render_cohere_chat,
         "/v1/chat/completions/derender": derender.derender_chat,
         "/v1/completions/derender": derender.derender_completion,
     }

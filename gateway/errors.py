@@ -1,4 +1,4 @@
-"""Error responses in OpenAI's format, and in Anthropic's for its API."""
+"""Error responses in OpenAI's format, and in Anthropic's and Cohere's for their APIs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _LEAST_RETRY_SECONDS = 1.0
 _MAX_MESSAGE = 2000
 _MESSAGES = b"/v1/messages"
+_COHERE = b"/cohere/"
 # Error types by status; statuses not listed are api_error.
 _MESSAGES_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -73,6 +74,13 @@ class MessagesError(msgspec.Struct):
     type: str = "error"
 
 
+class CohereError(msgspec.Struct):
+    """An error in Cohere's format."""
+
+    message: str
+    id: str | None
+
+
 def error_body(error: QuireError) -> ErrorResponse:
     """Returns the OpenAI error body for an error, used as a response body or inside a stream."""
     mapping = mapping_of(error)
@@ -93,6 +101,13 @@ def is_for_messages(scope: Scope) -> bool:
     return path == _MESSAGES or path.startswith(_MESSAGES + b"/")
 
 
+def _cohere_error(message: str, scope: Scope) -> CohereError | None:
+    """Returns the Cohere error body for an error; None if the request is for another API."""
+    if not path_below_root(scope).startswith(_COHERE):
+        return None
+    return CohereError(message[:_MAX_MESSAGE], current_request_id() or None)
+
+
 def error_response(error: QuireError, scope: Scope) -> Response:
     """Returns the response to a request that failed."""
     headers = {"retry-after": str(_retry_after(error))} if isinstance(error, Overloaded | Unavailable) else {}
@@ -101,7 +116,7 @@ def error_response(error: QuireError, scope: Scope) -> Response:
         is_overloaded = isinstance(error, Overloaded) and not isinstance(error, RateLimited)
         status = _MESSAGES_OVERLOADED if is_overloaded else status
         return json_response(messages_error(status, error.message), status, headers)
-    return json_response(error_body(error), status, headers)
+    return json_response(_cohere_error(error.message, scope) or error_body(error), status, headers)
 
 
 def _retry_after(error: Overloaded | Unavailable) -> int:
@@ -134,7 +149,8 @@ def json_text_response(text: bytes, status: int = 200, headers: dict[str, str] |
 def plain_error(status: int, message: str, scope: Scope, headers: dict[str, str] | None = None) -> Response:
     """Returns an HTTP-level error, such as 404 or 413, in the same format."""
     kind = "NotImplementedError" if status == _NOT_IMPLEMENTED else HTTPStatus(status).phrase
-    body = ErrorResponse(ErrorBody(message[:_MAX_MESSAGE], kind, None, status))
+    plain = ErrorResponse(ErrorBody(message[:_MAX_MESSAGE], kind, None, status))
+    body = _cohere_error(message, scope) or plain
     return json_response(messages_error(status, message) if is_for_messages(scope) else body, status, headers)
 
 

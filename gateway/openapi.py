@@ -16,10 +16,11 @@ from starlette.responses import Response
 
 import quire
 from gateway.context import context_of
-from gateway.errors import ErrorResponse, MessagesError, json_response
+from gateway.errors import CohereError, ErrorResponse, MessagesError, json_response
 from gateway.middleware.authentication import public_paths
 from gateway.protocol.aborted import AbortRequests
 from gateway.protocol.chat import ChatBatchRequest, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
+from gateway.protocol.cohere_chat import CohereAnswer, CohereChatRequest, CohereEvent
 from gateway.protocol.completions import Completion, CompletionRequest
 from gateway.protocol.decisions import DecisionRequest, DecisionResponse, SystemOneRequest, SystemOneResponse
 from gateway.protocol.fleet import FleetView, KvEventSource
@@ -110,7 +111,7 @@ class _Operation:
     request_type: str = "application/json"
 
 
-_ERRORS = (ErrorResponse, MessagesError)
+_ERRORS = (ErrorResponse, MessagesError, CohereError)
 _REQUEST = (400, 404, 413, 415, 503, 504)  # status codes of operations that take a body
 _MESSAGES = (*_REQUEST, 529)
 _FORM = "multipart/form-data"
@@ -146,6 +147,10 @@ _OPERATIONS = (
         "post", "/v1/messages/count_tokens", "Counts the tokens of a conversation in Anthropic's format.",
         (CountTokensRequest,), (CountTokensResponse,),
         failures=_MESSAGES, failure=MessagesError,
+    ),
+    _Operation(
+        "post", "/cohere/v2/chat", "Continues a conversation in Cohere's format.", (CohereChatRequest,),
+        (CohereAnswer,), get_args(CohereEvent), ends_with_done=False, failures=_REQUEST, failure=CohereError,
     ),
     _Operation(
         "post", "/v1/responses", "Answers a turn of a conversation.", (ResponsesRequest,), (ResponseBody,),
@@ -246,6 +251,10 @@ _OPERATIONS = (
     _Operation(
         "post", "/v1/messages/render", "Renders a conversation in Anthropic's format to token ids.", (MessagesRequest,),
         (RenderedRequest,), failures=(*_SCALE_OUT, 529), failure=MessagesError,
+    ),
+    _Operation(
+        "post", "/cohere/v2/chat/render", "Renders a conversation in Cohere's format to token ids.",
+        (CohereChatRequest,), (RenderedRequest,), failures=_SCALE_OUT, failure=CohereError,
     ),
     _Operation(
         "post", "/v1/responses/render", "Renders a turn of a conversation to token ids.",

@@ -16,7 +16,7 @@ from gateway.protocol.generate import GeneratedLogprob, GenerateLogprobs, TokenL
 from quire.reasoning import ReasoningMarks, ReasoningTracker
 
 # JSON has no infinity.
-_LEAST = -9999.0
+LEAST_LOGPROB = -9999.0
 _encoder = msgspec.json.Encoder()
 
 
@@ -32,7 +32,7 @@ def chat_logprobs(scores: Sequence[TokenScore], as_ids: bool) -> ChatLogprobs:
 
 def _chat_token(score: TokenScore, as_ids: bool) -> ChatTokenLogprob:
     entries = [
-        TopLogprob(token_text(token_id, raw, as_ids), max(logprob, _LEAST), list(raw))
+        TopLogprob(token_text(token_id, raw, as_ids), max(logprob, LEAST_LOGPROB), list(raw))
         for token_id, logprob, raw in zip(score.token_ids, score.logprobs, score.texts, strict=True)
     ]
     own = entries[0]
@@ -70,7 +70,7 @@ def token_logprobs(scores: Sequence[TokenScore], *, are_likeliest: bool) -> Gene
 
 
 def _generated(score: TokenScore, are_likeliest: bool) -> GeneratedLogprob:
-    own, *others = zip(score.token_ids, (max(logprob, _LEAST) for logprob in score.logprobs), strict=True)
+    own, *others = zip(score.token_ids, (max(logprob, LEAST_LOGPROB) for logprob in score.logprobs), strict=True)
     top = [
         TokenLogprob(*entry, rank=rank if are_likeliest else None) for rank, entry in enumerate(others, 1)
     ]  # fmt: skip
@@ -94,7 +94,7 @@ class CompletionScores:
         for score in scores:
             raws = score.texts or (b"",) * len(score.token_ids)
             texts = [token_text(i, raw, self._as_ids) for i, raw in zip(score.token_ids, raws, strict=True)]
-            logprobs = [max(logprob, _LEAST) for logprob in score.logprobs]
+            logprobs = [max(logprob, LEAST_LOGPROB) for logprob in score.logprobs]
             top = dict(zip(texts[::-1], logprobs[::-1], strict=True))
             self._append(result, texts[0], score.text_length, logprobs[0], top)
         return result
@@ -177,6 +177,8 @@ def _position(position: PromptScore, texts: Mapping[int, bytes]) -> dict[str, Pr
     own, *others = position.token_ids
     ranks = {token_id: rank for rank, token_id in enumerate(others, 1)} | {own: position.rank}
     return {
-        str(token_id): PromptLogprob(max(logprob, _LEAST), ranks[token_id], texts[token_id].decode("utf-8", "replace"))
+        str(token_id): PromptLogprob(
+            max(logprob, LEAST_LOGPROB), ranks[token_id], texts[token_id].decode("utf-8", "replace")
+        )
         for token_id, logprob in zip(position.token_ids, position.logprobs, strict=True)
     }

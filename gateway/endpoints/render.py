@@ -6,12 +6,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.context import context_of
-from gateway.endpoints import chat, completions, messages, responses
+from gateway.endpoints import chat, cohere_chat, completions, messages, responses
 from gateway.endpoints.body import read_json
 from gateway.errors import json_response
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.completions import CompletionRequest
 from gateway.requests.anthropic import FIELDS as MESSAGES_FIELDS
+from gateway.requests.cohere_chat import FIELDS as COHERE_FIELDS
 from gateway.requests.constraint import constraint_of
 from gateway.requests.field_names import told_as
 from gateway.requests.responses import FIELDS as RESPONSES_FIELDS
@@ -36,6 +37,13 @@ async def render_response(request: Request) -> Response:
     turn = await responses.asked(request)
     with told_as(RESPONSES_FIELDS):
         return await _chat(request, turn.chat)
+
+
+async def render_cohere_chat(request: Request) -> Response:
+    """Renders a request of Cohere's chat API."""
+    _, conversation = await cohere_chat.asked(request)
+    with told_as(COHERE_FIELDS):
+        return await _chat(request, conversation)
 
 
 async def render_completion(request: Request) -> Response:

@@ -8,10 +8,6 @@ from types import MappingProxyType
 
 _REASONS = {
     "POST /v1/audio/speech": "Quire writes no audio.",
-    "POST /cohere/v2/chat, POST /cohere/v2/chat/render": (
-        "Conversations use OpenAI's and Anthropic's APIs: send this request to /v1/chat/completions, /v1/messages or "
-        "/v1/responses."
-    ),
     "POST /v1/responses/compact": (
         "Quire does not compact conversations, and cannot read what another server has compacted. truncation: auto "
         "drops what does not fit."

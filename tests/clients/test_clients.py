@@ -23,8 +23,8 @@ ENVIRONMENT = ROOT / ".venv-clients"
 SECONDS = 280
 SCRIPTS = (
     "openai_sync.py", "openai_async.py", "openai_node.cjs", "anthropic_agent.py", "anthropic_node.cjs",
-    "cohere_vectors.py", "langchain_chat.py", "instructor_models.py", "litellm_calls.py", "pydantic_ai_agent.py",
-    "schemathesis_fuzzing.py", "lm_eval_tasks.py",
+    "cohere_chat.py", "cohere_vectors.py", "langchain_chat.py", "instructor_models.py", "litellm_calls.py",
+    "pydantic_ai_agent.py", "schemathesis_fuzzing.py", "lm_eval_tasks.py",
 )  # fmt: skip
 # What they would look for elsewhere before they begin, or tell others of.
 OFFLINE = {

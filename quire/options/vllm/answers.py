@@ -18,7 +18,7 @@ _ADAPTERS = (
 _TOKENIZERS = "The tokenizer is a separate service, with one thread per core; --tokenizer-address adds replicas."
 _RECOVERY = "The router always moves the requests of a lost worker to others, and the supervisor restarts it."
 _SUPERVISOR = "It belongs to --data-parallel-multi-port-external-lb, which Quire does not implement."
-_COHERE = "It is for /cohere/v2/chat, which Quire does not serve; /v1/chat/completions is for all models."
+_COHERE = "It is for /cohere/v2/chat, which works for all models alike, with --reasoning-parser and --tool-call-parser."
 _FINGERPRINTS = (
     "In answers, system_fingerprint is always a hash of everything that decides which tokens a model generates."
 )
