@@ -20,7 +20,9 @@ _PIXTRAL = "transformers.models.pixtral"
 # Classes of processors in the code of checkpoints, and what Transformers has in their place.
 _OF_OWN_CODE = {"KimiK25Processor": "Kimi_K25Processor"}
 # What processors read of their part for videos when they are made, although they are not given one.
-_OF_VIDEO_PARTS = {"MiniCPMV4_6Processor": {"slice_mode": False, "downsample_mode": "16x"}}
+_OF_VIDEO_PARTS = {
+    name: {"slice_mode": False, "downsample_mode": "16x"} for name in ("MiniCPMOcrProcessor", "MiniCPMV4_6Processor")
+}
 
 
 def load_processor(folder: Path) -> Any:

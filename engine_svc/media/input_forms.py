@@ -190,7 +190,7 @@ def form_of(config: Any) -> InputForm:
             return PlacedPatches(1, vision.mm_posemb_size, vision.model_patch_size)
         case "siglip2_vision_model":
             return ShapedTiles(getattr(config, "downsample_factor", 1), vision.num_channels, vision.patch_size)
-        case "minicpmv4_6_vision":
+        case "minicpmv4_6_vision" | "minicpm_ocr_vision":
             return TilesInARow(_merged(config), vision.num_channels, vision.patch_size)
         case "deepseek_ocr2_vision":
             side = _PATCHES_OF_EMBEDDING * vision.sam_config.patch_size

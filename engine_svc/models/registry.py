@@ -199,6 +199,7 @@ IMAGE_MODELS = frozenset({
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
+    "MiniCPMOcrForConditionalGeneration",
     "MiniCPMV4_6ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Ovis2ForConditionalGeneration",

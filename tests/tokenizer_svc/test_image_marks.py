@@ -50,6 +50,15 @@ def test_what_the_encoder_has_to_know_cannot_be_changed(minicpm: Path) -> None:
         processor.prepare(png_bytes(IMAGE), {"downsample_mode": "4x"})
 
 
+def test_small_images_are_enlarged_alike(tmp_path: Path) -> None:
+    """MiniCPM-OCR could also look for small letters first, with a package that Quire does not use."""
+    processor = ImageProcessor(make_vision_model(tmp_path, "minicpm_ocr"))
+    always = processor.prepare(png_bytes(IMAGE), {"small_image_upsize": "always"})
+    assert always.num_tokens == processor.prepare(png_bytes(IMAGE), {}).num_tokens
+    with pytest.raises(MediaRejection, match="small_image_upsize is 'adaptive'; set it to 'always'"):
+        processor.prepare(png_bytes(IMAGE), {"small_image_upsize": "adaptive"})
+
+
 def test_marks_that_have_embeddings_are_places_of_the_image(ovis: Path) -> None:
     request = media_request(
         ovis, [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}], [medium_of(IMAGE)],

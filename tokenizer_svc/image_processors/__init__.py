@@ -18,6 +18,7 @@ _MODULES: dict[str, str] = {
     "Kimi_K25ImageProcessor": "tokenizer_svc.image_processors.kimi_k25",
     "Lfm2VlImageProcessor": "tokenizer_svc.image_processors.lfm2_vl",
     "Llama4ImageProcessor": "tokenizer_svc.image_processors.llama4",
+    "MiniCPMOcrImageProcessor": "tokenizer_svc.image_processors.minicpm_ocr",
 }
 
 

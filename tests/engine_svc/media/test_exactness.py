@@ -27,7 +27,7 @@ IMAGES = [random_image(60, 40, 1), random_image(30, 70, 2), random_image(45, 45,
 # have many.
 CHUNKS = {"deepseek_ocr2": 190, "gemma3": 19, "gemma4_large": 73, "gemma4_unified": 73}
 # Because of their recurrent layers.
-WITHOUT_PREFIX_CACHE = ("lfm2_vl", "lfm2_vl_moe", "lfm3_vl", "minicpmv4_6", "qwen3_5", "qwen3_5_moe")
+WITHOUT_PREFIX_CACHE = ("lfm2_vl", "lfm2_vl_moe", "lfm3_vl", "minicpm_ocr", "minicpmv4_6", "qwen3_5", "qwen3_5_moe")
 
 
 CASES: list[tuple[list[dict[str, Any]], list[Image]]] = [

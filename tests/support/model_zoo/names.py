@@ -119,6 +119,7 @@ NAMES: dict[str, str] = {
     "MiMoV2FlashForCausalLM": "MiMo V2 Flash",
     "MiniCPM3ForCausalLM": "MiniCPM 3",
     "MiniCPMForCausalLM": "MiniCPM 1, 2, 4",
+    "MiniCPMOcrForConditionalGeneration": "MiniCPM-OCR",
     "MiniCPMV4_6ForConditionalGeneration": "MiniCPM-V 4.6",
     "MiniMaxForCausalLM": "MiniMax Text 01, M1",
     "MiniMaxM2ForCausalLM": "MiniMax M2",

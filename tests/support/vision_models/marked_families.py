@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.support.vision_models import templates
 from tests.support.vision_models.family import SQUARE, TEXT, VISION, Family, rope
 from tests.support.vision_models.qwen_families import DELTA_TEXT
@@ -11,6 +13,24 @@ _OVIS_MARKS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>
 _SAM = VISION | {
     "num_hidden_layers": 1, "patch_size": 1, "image_size": 64, "window_size": 16, "global_attn_indexes": [],
     "output_channels": 16, "downsample_channels": [24, 32], "mlp_ratio": 1.0,
+}  # fmt: skip
+
+# An image is a small copy of the whole, and up to four slices.
+_MINICPM: dict[str, Any] = {
+    "template": templates.MINICPM_V,
+    "text": DELTA_TEXT | {"model_type": "qwen3_5_text"},
+    "vision": VISION | {"patch_size": 4},
+    "config": {"insert_layer_id": 0},
+    "token_ids": {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+    "tokens": (
+        "<|image_pad|>", "<|video_pad|>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>",
+    ),
+    "token_attributes": {
+        "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "image_start_token": "<image>",
+        "image_end_token": "</image>", "slice_start_token": "<slice>", "slice_end_token": "</slice>",
+        "image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>",
+    },
+    "image_fields": {"patch_size": 4, "scale_resolution": 32, "max_slice_nums": 4},
 }  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
@@ -46,23 +66,13 @@ FAMILIES: dict[str, Family] = {
         token_attributes={"image_token": "<image>", "image_start_token": "<img>", "image_end_token": "</img>"},
         image_fields={"patch_size": 7, "size": {"shortest_edge": 784, "longest_edge": 3136}},
     ),
-    # An image is a small copy of the whole, and up to four slices; each merges patches twice.
-    "minicpmv4_6": Family(
-        "MiniCPMV4_6", "MiniCPMV4_6Processor", "MiniCPMV4_6ImageProcessor", templates.MINICPM_V,
-        text=DELTA_TEXT | {"model_type": "qwen3_5_text"},
-        vision=VISION | {"patch_size": 4},
-        config={"insert_layer_id": 0},
-        token_ids={"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
-        tokens=(
-            "<|image_pad|>", "<|video_pad|>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>",
-        ),
-        token_attributes={
-            "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "image_start_token": "<image>",
-            "image_end_token": "</image>", "slice_start_token": "<slice>", "slice_end_token": "</slice>",
-            "image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>",
+    "minicpm_ocr": Family(
+        "MiniCPMOcr", "MiniCPMOcrProcessor", "MiniCPMOcrImageProcessor", **_MINICPM | {
+            "image_fields": _MINICPM["image_fields"] | {"downsample_mode": "4x"},
         },
-        image_fields={"patch_size": 4, "scale_resolution": 32, "max_slice_nums": 4},
     ),
+    # Patches are merged twice.
+    "minicpmv4_6": Family("MiniCPMV4_6", "MiniCPMV4_6Processor", "MiniCPMV4_6ImageProcessor", **_MINICPM),
     "ovis2": Family(
         "Ovis2", "Ovis2Processor", "Ovis2ImageProcessor", templates.INTERNVL.replace("<IMG_CONTEXT>", "<image>"),
         text=TEXT | {"model_type": "qwen2"},
