@@ -26,6 +26,7 @@ from gateway.endpoints import (
     chat,
     cohere,
     cohere_chat,
+    compaction,
     completions,
     decisions,
     derender,
@@ -83,6 +84,7 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/cohere/v2/chat", cohere_chat.cohere_chat, methods=["POST"]),
         *_scale_out(options),  # before the parametrized paths that would also match
         Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/compact", compaction.compact, methods=["POST"]),
         Route("/v1/responses/{response_id}", responses.kept, methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
         Route("/v1/audio/transcriptions", audio.transcriptions, methods=["POST"]),

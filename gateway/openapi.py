@@ -21,6 +21,7 @@ from gateway.middleware.authentication import public_paths
 from gateway.protocol.aborted import AbortRequests
 from gateway.protocol.chat import ChatBatchRequest, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from gateway.protocol.cohere_chat import CohereAnswer, CohereChatRequest, CohereEvent
+from gateway.protocol.compaction import CompactedResponse, CompactRequest
 from gateway.protocol.completions import Completion, CompletionRequest
 from gateway.protocol.decisions import DecisionRequest, DecisionResponse, SystemOneRequest, SystemOneResponse
 from gateway.protocol.fleet import FleetView, KvEventSource
@@ -155,6 +156,10 @@ _OPERATIONS = (
     _Operation(
         "post", "/v1/responses", "Answers a turn of a conversation.", (ResponsesRequest,), (ResponseBody,),
         get_args(ResponsesEvent), ends_with_done=False, failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/v1/responses/compact", "Summarizes a conversation, to go on from the summary.", (CompactRequest,),
+        (CompactedResponse,), failures=_REQUEST,
     ),
     _Operation(
         "get", "/v1/responses/{response_id}", "Returns a stored response, or its events.", answers=(ResponseBody,),

@@ -15,7 +15,7 @@ _USUAL_LIMIT = "20"
 _ORDERS = ("asc", "desc")
 _PREFIXES = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
-    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "compaction": "cmp",
 }  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def page_of(items: Sequence[Item], identity: str, asked: Mapping[str, str]) -> I
     _LIMIT.check("limit", int(limit))
     if order not in _ORDERS:
         raise InvalidRequest(f"order is {order[:50]!r}; it must be asc or desc.", parameter="order")
-    told = [_told(item, identity, index) for index, item in enumerate(items)]
+    told = [told_item(item, identity, index) for index, item in enumerate(items)]
     if order == "desc":
         told.reverse()
     if after is not None:
@@ -45,8 +45,12 @@ def page_of(items: Sequence[Item], identity: str, asked: Mapping[str, str]) -> I
     return InputItems(page, first, last, len(told) > len(page))
 
 
-def _told(item: Item, identity: str, index: int) -> dict[str, Any]:
-    """Converts an item to OpenAI's format: with a type, an id and a status, and a message's text as parts."""
+def told_item(item: Item, identity: str, index: int) -> dict[str, Any]:
+    """Converts an item to OpenAI's format: with a type, an id and a status, and a message's text as parts.
+
+    Args:
+        identity: of the response that it belongs to, in which it has the number `index`.
+    """
     kind = str(item.get("type", "message"))
     own = f"{_PREFIXES.get(kind, 'item')}_{identity.removeprefix('resp_')}_{index}"
     told = {"status": "completed", **item, "type": kind, "id": item.get("id") or own}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,13 @@ import msgspec
 from gateway.requests.documents import document_text, file_text
 from gateway.requests.messages import PlacedPart
 from gateway.requests.response_tools import flat_name
+from gateway.requests.summaries import opened
 from gateway.tool_parsers.custom_input import PARAMETER
 from quire.errors import InvalidRequest
 
 Item = Mapping[str, Any]
 Message = dict[str, Any]
+Content = str | list[Message]
 # Templates do not know the developer role.
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _IMAGE = "input_image"
@@ -66,6 +69,7 @@ class _Conversation:
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         self._called: dict[str, str] = {}  # call id → tool name
+        self._recalled: Message | None = None  # with the last summary
 
     def add(self, item: Item, place: str) -> None:
         """Adds the next item."""
@@ -78,6 +82,8 @@ class _Conversation:
                     turn["reasoning"] = turn.get("reasoning", "") + text
             case "function_call":
                 self._call(item, place, _arguments(item, place))
+            case "compaction":
+                self._recall(item, place)
             case "custom_tool_call":
                 self._call(item, place, {PARAMETER: _string(item, "input", place)})
             case "function_call_output" | "custom_tool_call_output":
@@ -85,7 +91,7 @@ class _Conversation:
             case kind:
                 raise InvalidRequest(
                     f"{place} is of type {str(kind)[:50]!r}; Quire supports items of type message, reasoning, "
-                    "function_call, function_call_output, custom_tool_call and custom_tool_call_output.",
+                    "function_call, function_call_output, custom_tool_call, custom_tool_call_output and compaction.",
                     parameter="input",
                 )  # fmt: skip
 
@@ -97,7 +103,7 @@ class _Conversation:
                 parameter="input",
             )
         if role == "user":
-            self.messages.append({"role": role, "content": _content(item.get("content"), f"{place}.content")})
+            self._ask(_content(item.get("content"), f"{place}.content"))
             return
         text = _text(item.get("content"), f"{place}.content")
         if role == "assistant":
@@ -106,6 +112,24 @@ class _Conversation:
             self.messages[0]["content"] += "\n\n" + text  # most templates accept only one, at the beginning
         else:
             self.messages.append({"role": role, "content": text})
+
+    def _ask(self, content: Content) -> None:
+        """Adds the user's content: to that of a summary before it, as most templates want the turns to alternate."""
+        last = self.messages[-1] if self.messages else None
+        if last is not None and last is self._recalled:
+            last["content"] = joined(last["content"], content)
+        else:
+            self.messages.append({"role": "user", "content": content})
+
+    def _recall(self, item: Item, place: str) -> None:
+        """Adds a summary of the conversation before, which becomes one turn with the user's messages around it."""
+        asked: list[Content] = []
+        while self.messages and self.messages[-1]["role"] == "user":
+            asked.insert(0, self.messages.pop()["content"])
+        summary = opened(_string(item, "encrypted_content", place), f"{place}.encrypted_content")
+        content = functools.reduce(joined, [*asked, f"Summary of our conversation up to here:\n\n{summary}"])
+        self._recalled = {"role": "user", "content": content}
+        self.messages.append(self._recalled)
 
     def _turn(self, *taken: str) -> Message:
         """Returns the assistant message to continue; a new one if the last message already has any of `taken`."""
@@ -153,7 +177,15 @@ def _string(item: Item, name: str, place: str) -> str:
     return text
 
 
-def _content(content: Any, place: str) -> str | list[Message]:
+def joined(first: Content, second: Content) -> Content:
+    """The contents of two messages as that of one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    parts = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second))
+    return [part for some in parts for part in some]
+
+
+def _content(content: Any, place: str) -> Content:
     """Converts a content that may have images: to its text if it has none."""
     if isinstance(content, str) or not any(part.get("type") == _IMAGE for part in _parts(content, place)):
         return _text(content, place)

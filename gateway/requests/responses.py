@@ -28,7 +28,7 @@ _REFUSED = {
     "conversation": Refused("Quire does not store conversations; use previous_response_id to continue a response"),
     "prompt": Refused("Quire does not store prompts; send them as instructions and input"),
     "context_management": Refused(
-        "Quire does not compact conversations; truncation: auto drops what does not fit", ([],)
+        "conversations are compacted only by /v1/responses/compact; truncation: auto drops what does not fit", ([],)
     ),
     "moderation": Refused("Quire does not moderate content"),
     "response_format": Refused("text.format replaces it"),

@@ -8,10 +8,6 @@ from types import MappingProxyType
 
 _REASONS = {
     "POST /v1/audio/speech": "Quire writes no audio.",
-    "POST /v1/responses/compact": (
-        "Quire does not compact conversations, and cannot read what another server has compacted. truncation: auto "
-        "drops what does not fit."
-    ),
     "POST /fault_tolerance/apply, GET /fault_tolerance/status": (
         "There is nothing to apply: the router moves the requests of a lost worker, and the supervisor restarts it. "
         "GET /fleet reports the state of the workers."
