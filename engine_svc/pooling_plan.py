@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.images import Image
+
 
 class PooledSequence(msgspec.Struct, frozen=True, array_like=True):
     """One sequence, and how to pool it; every default is filled in."""
@@ -14,6 +16,7 @@ class PooledSequence(msgspec.Struct, frozen=True, array_like=True):
     dimensions: int  # number of leading values of an embedding to return; 0 for all
     normalize: bool  # normalize embeddings
     use_activation: bool  # apply the activation to class scores
+    images: list[Image] = []
 
 
 class PoolingPlan(msgspec.Struct, frozen=True, array_like=True):

@@ -10,6 +10,7 @@ import datetime
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import jinja2
@@ -127,13 +128,14 @@ class ChatTemplates:
         default_effort: str = "",
         placeholders: Mapping[str, str] = {},
         interleaves: bool = False,
+        separator: str = "\n",
     ) -> Rendered:
         """Renders a conversation to text.
 
         Args:
             template: used in place of the model's; None means the model's.
             default_effort: how much to think if the variables do not say; empty leaves it to the template.
-            placeholders, interleaves: see `with_text_content`.
+            placeholders, interleaves, separator: see `with_text_content`.
 
         Raises:
             TemplateRejection: it cannot be rendered.
@@ -143,6 +145,9 @@ class ChatTemplates:
                 raise TemplateRejection(
                     f"chat_template_kwargs must not set {name!r}; it has its own field.", "chat_template_kwargs"
                 )
+        as_text = partial(
+            with_text_content, placeholders=placeholders, interleaves=interleaves, separator=separator
+        )  # fmt: skip
         try:
             chosen = self._compile(template) if template else self._own(bool(tools))
             given = Conversation(_marked(messages) if continue_final_message else messages, tools, default_effort)
@@ -150,7 +155,7 @@ class ChatTemplates:
                 attempts(given, null_first=chosen.content.takes_null),
                 lambda form: self._join(
                     chosen.template.generate(
-                        messages=self._as_taken(form.messages, chosen, placeholders, interleaves),
+                        messages=self._as_taken(form.messages, chosen, as_text),
                         tools=form.tools,
                         add_generation_prompt=add_generation_prompt,
                         **{**self._special_tokens, "documents": None, **_effort(form.effort), **variables},
@@ -191,15 +196,20 @@ class ChatTemplates:
         raise problem
 
     def _as_taken(
-        self, messages: list[dict[str, Any]], chosen: _Compiled, placeholders: Mapping[str, str], interleaves: bool
-    ) -> list[dict[str, Any]]:
-        """The messages with the roles and in the form that a template takes."""
+        self, messages: list[dict[str, Any]], chosen: _Compiled,
+        as_text: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """The messages with the roles and in the form that a template takes.
+
+        Args:
+            as_text: gives the messages strings as contents.
+        """
         known = messages if chosen.knows_developers else without_developers(messages)
         if self._content_format == "auto" and chosen.content.takes_parts and chosen.content.takes_text:
             return with_plain_text(known)
         if self._content_format == "openai" or (chosen.content.takes_parts and self._content_format == "auto"):
             return with_parts(known)
-        return with_text_content(known, placeholders, interleaves=interleaves)
+        return as_text(known)
 
     def _compile(self, template: str) -> _Compiled:
         return _Compiled(

@@ -117,20 +117,24 @@ def with_plain_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def with_text_content(
-    messages: list[dict[str, Any]], placeholders: Mapping[str, str] = {}, *, interleaves: bool = False
-) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]], placeholders: Mapping[str, str] = {}, *, interleaves: bool = False,
+    separator: str = "\n",
+) -> list[dict[str, Any]]:  # fmt: skip
     """The messages with the text parts of each content joined by newlines.
 
     Args:
         placeholders: the text for an image, video or audio part, by its type.
         interleaves: whether these stay where they are among the texts, instead of coming first.
+        separator: what stands after each of them.
     """
 
     def joined(parts: list[dict[str, Any]]) -> str:
         ordered = parts if interleaves else sorted(parts, key=lambda part: part.get("type") not in placeholders)
-        return "\n".join(
-            placeholders[part["type"]] if part.get("type") in placeholders else part["text"] for part in ordered
-        )
+        pieces = [
+            (placeholders[part["type"]], separator) if part.get("type") in placeholders else (part["text"], "\n")
+            for part in ordered
+        ]
+        return "".join(text + after for text, after in pieces[:-1]) + "".join(text for text, _ in pieces[-1:])
 
     return [
         {**message, "content": joined(message["content"])} if isinstance(message.get("content"), list) else message

@@ -27,6 +27,9 @@ from tokenizer_svc.video_processor import load_video_processor
 _MASK = "pixel_attention_mask"
 _IMAGE_TOKENS, _MARKS = ("image_token_id", "image_token_index"), "visual_indicator_token_ids"
 _SOME_SIZE = (640, 480)
+# Types of models whose templates, but not whose processors, write these around an image and a video.
+_QWEN_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+_AROUND = ("<|vision_start|>", "<|vision_end|>")
 # Settings that an encoder has to know too, which takes them from the model's configuration.
 _OF_ENCODERS = ("downsample_mode",)
 # Pixels are normalized by the engine, so that they are sent as bytes.
@@ -37,7 +40,8 @@ class ImageProcessor:
     """The image processor of a model.
 
     Attributes:
-        placeholder: what the chat template writes for an image.
+        placeholder: what the chat template writes for an image, apart from what is around it.
+        around: what is around the placeholders of images and videos, for templates that take contents as strings.
         image_token_id: the token that the prompt has for each embedding of an image.
         mark_ids: tokens around and between these whose embeddings are the image encoder's, too.
         videos: the part for videos; None if the model reads none.
@@ -55,6 +59,7 @@ class ImageProcessor:
         # Qianfan-OCR's template writes another token than that of embeddings.
         self.placeholder: str = getattr(self._processor, "image_placeholder_token", self._processor.image_token)
         config = read_config(folder)
+        self.around = _AROUND if str(config.get("model_type")).startswith(_QWEN_TYPES) else ("", "")
         self.image_token_id = _image_token_id(config, self._processor)
         self.mark_ids: list[int] = [*config.get(_MARKS, ())]
         self.videos = load_video_processor(folder, self._processor, self.image_token_id, video_pruning_rate)

@@ -69,9 +69,11 @@ class _Processors:
         """
         marks: dict[str, Any] = {}
         if (images := self._images) is not None:
-            marks[MediaKind.IMAGE] = [images.placeholder, images.placeholder, images.image_token_id]
-        if (videos := self._videos) is not None:
-            marks[MediaKind.VIDEO] = [videos.placeholder, videos.placeholder, videos.token_id]
+            marks[MediaKind.IMAGE] = [
+                images.placeholder, images.placeholder.join(images.around), images.image_token_id
+            ]  # fmt: skip
+        if (videos := self._videos) is not None and images is not None:
+            marks[MediaKind.VIDEO] = [videos.placeholder, videos.placeholder.join(images.around), videos.token_id]
         if (audio := self._audio) is not None:
             marks[MediaKind.AUDIO] = [audio.placeholder, audio.wrapped, audio.token_id]
         own = {MediaKind.IMAGE: images, MediaKind.AUDIO: audio}

@@ -35,6 +35,7 @@ class MistralImages:
     """
 
     placeholder = IMAGE
+    around = ("", "")
     mark_ids: Sequence[int] = ()
     videos = None
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizer_svc.chat_template import ChatTemplates, TemplateRejection
 from tokenizer_svc.child import Answer, Message, run
+from tokenizer_svc.content_format import with_text_content
 from tokenizer_svc.rendered import Templates
 from tokenizer_svc.score_template import score_texts
 
@@ -20,12 +22,18 @@ def _make(setup: Message) -> Answer:
             if request.fields.pop("are_pairs", False):
                 return Message({"texts": score_texts(templates, json.loads(request.payload), **request.fields)})
             messages = _messages(request.payload, fields["max_messages"])
+            if request.fields.pop("as_they_are", False):
+                return _told("".join(each["content"] for each in with_text_content(messages, **request.fields)))
             rendered = templates.render(messages, request.fields.pop("tools"), **request.fields)
         except TemplateRejection as error:
             return Message({"error": str(error)[:2000], "parameter": error.parameter})
-        return Message({"token_ids": rendered.token_ids}, rendered.text.encode("utf-8", "surrogatepass"))
+        return _told(rendered.text, rendered.token_ids)
 
     return answer
+
+
+def _told(text: str, token_ids: Sequence[int] | None = None) -> Message:
+    return Message({"token_ids": token_ids}, text.encode("utf-8", "surrogatepass"))
 
 
 def _templates(fields: dict[str, Any]) -> Templates:

@@ -82,6 +82,10 @@ class ChatRenderer:
         text = answer.payload.decode("utf-8", "surrogatepass")
         return Rendered(text, None if token_ids is None else tuple(token_ids))
 
+    async def join(self, messages_json: bytes, **request: Any) -> Rendered:
+        """The contents of messages one after another as they are; see `with_text_content`, and for errors `render`."""
+        return await self.render(messages_json, as_they_are=True, **request)
+
     async def render_pairs(
         self, pairs: Sequence[tuple[str, str]], variables: Mapping[str, Any], template: str | None
     ) -> list[str]:

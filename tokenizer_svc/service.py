@@ -296,6 +296,17 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             of_media: see ChatTemplates.render.
         """
         self._check_template(request.chat_template)
+        if request.form != tokenizer_pb2.CONVERSATION_FORM_CHAT:
+            of_media["separator"] = ""  # as in vLLM
+        if request.form == tokenizer_pb2.CONVERSATION_FORM_CONTENTS:
+            return await self._renderer.join(request.messages_json, **of_media)
+        is_pair = request.form == tokenizer_pb2.CONVERSATION_FORM_PAIR
+        if is_pair and not (request.chat_template or self._renderer.has_score_template):
+            raise InvalidRequest(
+                "A query or a document with images, videos or audio needs a score template, which this model does not "
+                "have: start the server with one (--chat-template).",
+                parameter="messages",
+            )
         if not request.chat_template and not self._renderer.has_template:
             raise FailedPrecondition(
                 "The model has no chat template: send text instead of messages (to /v1/completions if the model "

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.attention.base import AttentionMetadata
+from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.pooling_plan import PooledSequence
 from engine_svc.transfer import to_device
 
@@ -37,6 +38,7 @@ class FlatBatch:
     types: Integers
     slots: Integers
     block_table: Integers  # int32 [sequences, most blocks of any sequence]
+    embedded: EmbeddedRows | None = None  # rows that are embeddings of images
 
     @classmethod
     def of(cls, sequences: Sequence[PooledSequence], block_size: int) -> FlatBatch:
@@ -94,7 +96,11 @@ class InputBuffers:
 
     def fits(self, batch: FlatBatch) -> bool:
         """Whether a batch fits in the buffers."""
-        return len(batch.token_ids) <= self._room.tokens and len(batch.lengths) <= self._room.sequences
+        return (
+            batch.embedded is None
+            and len(batch.token_ids) <= self._room.tokens
+            and len(batch.lengths) <= self._room.sequences
+        )
 
     def fill(self, batch: FlatBatch) -> None:
         """Copies a batch that fits to the buffers."""

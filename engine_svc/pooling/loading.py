@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,7 @@ from engine_svc.attention.base import AttentionBackend
 from engine_svc.layers.context import LayerContext
 from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.registry import create_format
+from engine_svc.loader.media import load_encoder_of, with_head_told
 from engine_svc.loader.model import division_told, longest_sequence, place_layers
 from engine_svc.loader.own_dtype import read_config_to_load
 from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
@@ -23,7 +24,15 @@ from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.encoder import Encoder
 from engine_svc.models.encoder_config import HEAD, NOBODYS, EncoderConfig, HeadConfig, HeadLayer
-from engine_svc.models.registry import ARCHITECTURES, ENCODERS, head_reader, read_config, text_part, unsupported
+from engine_svc.models.registry import (
+    ARCHITECTURES,
+    ENCODERS,
+    head_reader,
+    read_config,
+    takes_media,
+    text_part,
+    unsupported,
+)
 from engine_svc.parallel.group import ParallelGroups
 from engine_svc.pooling.heads import Head, TokenRows, dense_layer, in_float32
 from engine_svc.pooling.pooler import Pooler, Transform
@@ -32,8 +41,13 @@ from engine_svc.pooling_plan import PoolingSpec
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 
+if TYPE_CHECKING:
+    from engine_svc.media.base import MediaEncoder
+
 # Suffixes of architecture names of decoders.
 _DECODERS = ("ForCausalLM", "LMHeadModel")
+# Parts of the configuration of models that read media.
+_MEDIA_PARTS = ("vision_config", "audio_config")
 _NO_HEAD = ((r"^score\.", NOBODYS),)
 
 
@@ -48,6 +62,7 @@ class PooledModel:
     spec: PoolingSpec
     max_model_len: int
     batch_invariant: bool
+    images: MediaEncoder | None = None  # None if it reads text only
 
 
 @torch.inference_mode()
@@ -62,8 +77,9 @@ def load_pooled(
     Raises:
         StartupError: it cannot be read, or is not supported with these options.
     """
-    raw = text_part(read_config_to_load(folder, options.form))
-    config, head = _shape(raw, form)
+    whole = with_head_told(folder, _as_generator(read_config_to_load(folder, options.form), form), options)
+    raw = text_part(whole)
+    config, head = _shape(raw, form, raw["architectures"] if takes_media(whole) else ())
     if isinstance(config, ModelConfig) and not has_one_kind_of_cache(config):
         raise StartupError(
             f"{config.architecture} has layers with different heads, or without keys and values of their own, which is "
@@ -90,18 +106,34 @@ def load_pooled(
     spec = _spec(config, form, pooling)
     invariant = context.ops.batch_invariant and attention.batch_invariant
     pooler = Pooler(form, pooling, classes, dense, context.ops)
-    return PooledModel(model, attention, pooler, form, spec, longest, invariant)
+    images = load_encoder_of(folder, whole, options, context.dtype, device)
+    return PooledModel(model, attention, pooler, form, spec, longest, invariant, images)
 
 
-def _shape(raw: Mapping[str, Any], form: PoolingForm) -> tuple[ModelConfig, HeadConfig | None]:
+def _as_generator(raw: dict[str, Any], form: PoolingForm) -> dict[str, Any]:
+    """The configuration of a model that reads media, with the name of the architecture that generates text.
+
+    Other models' configurations are returned unchanged.
+    """
+    named = {**raw, "architectures": [f"{form.architecture.family}ForConditionalGeneration"]}
+    return named if any(part in raw for part in _MEDIA_PARTS) and takes_media(named) else raw
+
+
+def _shape(
+    raw: Mapping[str, Any], form: PoolingForm, text_models: Sequence[str]
+) -> tuple[ModelConfig, HeadConfig | None]:
     """The configurations of the model, with its checkpoint's names for the head, and of the head.
+
+    Args:
+        text_models: architecture of the text model, if the model reads media.
 
     Raises:
         StartupError: the family is not supported for pooling.
     """
     architecture = form.architecture
     is_encoder = architecture.family in ENCODERS
-    decoder = next((architecture.family + end for end in _DECODERS if architecture.family + end in ARCHITECTURES), "")
+    names = (*text_models, *(architecture.family + end for end in _DECODERS))
+    decoder = next((name for name in names if name in ARCHITECTURES), "")
     module = ENCODERS.get(architecture.family) or ARCHITECTURES.get(decoder)
     if module is None:
         raise unsupported(raw, "Quire has no code of its own for it, which pooling requires")
@@ -109,6 +141,8 @@ def _shape(raw: Mapping[str, Any], form: PoolingForm) -> tuple[ModelConfig, Head
     config = read_config(module, {**raw, "architectures": [own]})
     if config.recurrent or config.latent or config.compression:
         raise unsupported(raw, "models with recurrent layers or compressed attention are not supported for pooling")
+    if config.encoder_tokens or config.frames_per_token:
+        raise unsupported(raw, "models that write down what they hear are not supported for pooling")
     if not is_encoder:
         config = replace(_two_ways(config, raw), has_head=False)
     head = None
@@ -119,7 +153,7 @@ def _shape(raw: Mapping[str, Any], form: PoolingForm) -> tuple[ModelConfig, Head
         head = head_reader(architecture.family)(raw, kind, form.num_labels)
     renames = head.renames if head else () if is_encoder else _NO_HEAD
     if form.classifier_tokens and not config.tie_word_embeddings:
-        renames = ((r"^lm_head\.", HEAD),)
+        renames = ((r"^(language_model\.)?lm_head\.", HEAD),)
     return replace(config, architecture=architecture.name, renames=(*renames, *config.renames)), head
 
 

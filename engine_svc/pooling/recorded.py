@@ -32,7 +32,7 @@ class RecordedPass:
         )  # fmt: skip
 
     def run(self, batch: FlatBatch) -> torch.Tensor | None:
-        """Hidden states [tokens, hidden_size], valid until the next step. None if the batch is too large."""
+        """Hidden states [tokens, hidden_size], valid until the next step. None if the batch does not fit."""
         if not self._buffers.fits(batch):
             return None
         self._buffers.fill(batch)

@@ -10,25 +10,31 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.memory import keep_freed_memory
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.encoder import Encoder
 from engine_svc.native.calls import NotRecordable
 from engine_svc.plan import KvCacheSpec
+from engine_svc.pooling.images import StepImages
 from engine_svc.pooling.inputs import FlatBatch, Inputs, Room
 from engine_svc.pooling.loading import load_pooled
 from engine_svc.pooling.pooler import HiddenStates
 from engine_svc.pooling.recorded import RecordedPass
 from engine_svc.pooling_form.form import PoolingForm
 from engine_svc.pooling_plan import PooledOutput, PooledSequence, PoolingPlan, PoolingResult, PoolingSpec
+from engine_svc.runner.image_parts import ImageParts
 from engine_svc.runner.memory import token_budget
+from engine_svc.runner.placed_images import PlacedImages
 from engine_svc.runner.threads import bind_threads
 from engine_svc.transfer import device_name
 from quire.errors import StartupError
+from quire.media import MediaKind
 from quire.options.engine import EngineOptions
 
 logger = logging.getLogger(__name__)
@@ -36,6 +42,13 @@ logger = logging.getLogger(__name__)
 # The default for tokens per step is at least this: on a CPU, many short sequences should share the cost of a step.
 _LEAST_BUDGET = 1024
 _OVERFLOWED = "its values overflowed; try another --dtype"
+
+
+class _Placed(NamedTuple):
+    """A sequence of a step, with its images if it has any."""
+
+    sequence: PooledSequence
+    images: PlacedImages | None
 
 
 class PoolingRunner:
@@ -60,6 +73,10 @@ class PoolingRunner:
         if self._loaded.attention.kernels is not None:
             # Torch does little here, but its threads would spin for milliseconds afterwards, on the kernels' cores.
             torch.set_num_threads(1)
+        loaded = self._loaded
+        self._images = StepImages(
+            loaded.images, loaded.max_model_len, device, both_ways=loaded.model.config.whole_image_tokens > 0
+        )
         given, shape = options.scheduler.max_num_batched_tokens, self._loaded.attention.shape
         self._budget = given or max(_LEAST_BUDGET, token_budget(self._device))
         most = max(self._budget, self._loaded.max_model_len)
@@ -98,6 +115,9 @@ class PoolingRunner:
             bytes_per_block=0, available_bytes=0, attention_backend=loaded.attention.name,
             block_size=loaded.attention.shape.block_size, max_num_batched_tokens=self._budget,
             embedding_size=config.hidden_size,
+            accepts_images=MediaKind.IMAGE in self._images.kinds,
+            accepts_videos=MediaKind.VIDEO in self._images.kinds,
+            accepts_audio=MediaKind.AUDIO in self._images.kinds,
             cpu_kernels="" if self._device.type != "cpu" else kernels.level if kernels else "torch",
             batch_invariant=loaded.batch_invariant,
         )  # fmt: skip
@@ -107,35 +127,49 @@ class PoolingRunner:
         """Runs a step. If the batch raises, each sequence runs alone, and only those that raise then get an error.
 
         Raises:
-            Exception: no sequence succeeds.
+            Exception: no sequence succeeds, of those whose images do not fail.
         """
         start = time.perf_counter()
-        hidden, forward = None, start
-        try:
-            hidden = self._forward(plan.sequences)
-            forward = time.perf_counter()
-            outputs = self._pool(hidden, plan.sequences)
-        except Exception as error:
-            if len(plan.sequences) == 1:
-                raise
-            logger.error("%d sequences cannot run together; each now runs alone", len(plan.sequences), exc_info=error)
-            outputs = self._run_apart(plan.sequences)
-        end = time.perf_counter()
-        return PoolingResult(outputs, (forward - start) * 1000, (end - start) * 1000)
+        placed = self._images.place(plan.sequences)
+        outputs: list[PooledOutput | str] = [each if isinstance(each, str) else "" for each in placed]
+        fit = {
+            index: _Placed(plan.sequences[index], each)
+            for index, each in enumerate(placed)
+            if not isinstance(each, str)
+        }
+        found, seconds = self._run([*fit.values()]) if fit else ([], 0.0)
+        for index, output in zip(fit, found, strict=True):
+            outputs[index] = output
+        return PoolingResult(outputs, seconds * 1000, (time.perf_counter() - start) * 1000)
 
-    def _run_apart(self, sequences: Sequence[PooledSequence]) -> list[PooledOutput | str]:
+    def _run(self, sequences: Sequence[_Placed]) -> tuple[list[PooledOutput | str], float]:
+        """Returns what each sequence gets, and how many seconds the model took."""
+        start = time.perf_counter()
+        forward = start
+        try:
+            hidden = self._forward(sequences)
+            forward = time.perf_counter()
+            return self._pool(hidden, sequences), forward - start
+        except Exception as error:
+            if len(sequences) == 1:
+                raise
+            logger.error("%d sequences cannot run together; each now runs alone", len(sequences), exc_info=error)
+            return self._run_apart(sequences), forward - start
+
+    def _run_apart(self, sequences: Sequence[_Placed]) -> list[PooledOutput | str]:
         found: list[PooledOutput | str] = []
-        for sequence in sequences:
+        for each in sequences:
             try:
-                found += self._pool(self._forward([sequence]), [sequence])
+                found += self._pool(self._forward([each]), [each])
             except Exception as error:
-                logger.error("a sequence of %d tokens failed", len(sequence.token_ids), exc_info=error)
+                logger.error("a sequence of %d tokens failed", len(each.sequence.token_ids), exc_info=error)
                 found.append(f"the model cannot run it ({type(error).__name__})")
         if all(isinstance(each, str) for each in found):
             raise RuntimeError("every sequence of the step failed")
         return found
 
-    def _pool(self, hidden: HiddenStates, sequences: Sequence[PooledSequence]) -> list[PooledOutput | str]:
+    def _pool(self, hidden: HiddenStates, placed: Sequence[_Placed]) -> list[PooledOutput | str]:
+        sequences = [each.sequence for each in placed]
         found = self._loaded.pooler.pool(hidden, sequences)
         values = torch.cat([each.reshape(-1) for each in found]).cpu().numpy().astype("<f4", copy=False)
         are_finite = bool(np.isfinite(values).all())
@@ -148,21 +182,23 @@ class PoolingRunner:
             start = end
         return outputs
 
-    def _forward(self, sequences: Sequence[PooledSequence]) -> HiddenStates:
-        batch = FlatBatch.of(sequences, self._loaded.attention.shape.block_size)
+    def _forward(self, sequences: Sequence[_Placed]) -> HiddenStates:
+        batch = FlatBatch.of([each.sequence for each in sequences], self._loaded.attention.shape.block_size)
+        batch = self._images.put(batch, [each.images for each in sequences])
         hidden = None if self._recorded is None else self._recorded.run(batch)
         if hidden is None:
-            hidden = self._pass(batch.inputs(self._device))
+            hidden = self._pass(batch.inputs(self._device), batch.embedded)
         return HiddenStates(hidden, torch.from_numpy(batch.starts))
 
-    def _pass(self, inputs: Inputs) -> torch.Tensor:
+    def _pass(self, inputs: Inputs, embedded: EmbeddedRows | None = None) -> torch.Tensor:
         """Runs a forward pass; returns hidden states [tokens, hidden_size]."""
-        model = self._loaded.model
+        model, prepare = self._loaded.model, self._loaded.attention.prepare
         assert self._cache is not None
-        cache = LayerCache(self._cache, self._loaded.attention.prepare(inputs.metadata))
-        caches = [cache] * model.config.num_layers
-        types = (inputs.types,) if isinstance(model, Encoder) else ()
-        hidden: torch.Tensor = model(inputs.token_ids, inputs.positions, caches, *types)
+        if embedded is not None and embedded.both_ways is not None:
+            prepare = ImageParts(prepare, embedded.both_ways).prepare
+        caches = [LayerCache(self._cache, prepare(inputs.metadata))] * model.config.num_layers
+        further = (inputs.types,) if isinstance(model, Encoder) else (embedded,)
+        hidden: torch.Tensor = model(inputs.token_ids, inputs.positions, caches, *further)
         return hidden
 
     def _record(self) -> RecordedPass | None:

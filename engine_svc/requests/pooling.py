@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from engine_svc.pooling_plan import PooledSequence
 from engine_svc.requests.request import RequestLimits
 from engine_svc.requests.validation import check_identity, check_model_name
 from quire.bounds import check_count, check_token_ids
 from quire.errors import ContextTooLong, InvalidRequest
+from quire.images import Image, check_images
 
 MAX_INPUTS = 2048
 # Outputs of one request, which are sent in one message.
@@ -24,10 +24,11 @@ _EMBED_TASKS = ("embed", "token_embed")
 
 @dataclass(frozen=True)
 class PoolingInput:
-    """One sequence of tokens, with their types if they are not all 0."""
+    """One sequence of tokens, with their types if they are not all 0, and the images among them."""
 
     token_ids: list[int]
     token_type_ids: list[int] = field(default_factory=list)
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class PoolingRequest:
     priority: int = 0
     timeout_seconds: float | None = None
 
-    content_bytes: ClassVar[int] = 0  # see GenerationRequest
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of all images."""
+        return sum(image.num_bytes for each in self.inputs for image in each.images)
 
     @property
     def num_tokens(self) -> int:
@@ -83,6 +87,7 @@ class PoolingFacts:
             own.token_ids, own.token_type_ids, task, dimensions,
             self.normalize if request.normalize is None else request.normalize,
             self.use_activation if request.use_activation is None else request.use_activation,
+            list(own.images),
         )  # fmt: skip
 
     def output_bytes(self, request: PoolingRequest) -> int:
@@ -172,6 +177,13 @@ def _check_input(index: int, each: PoolingInput, limits: RequestLimits, facts: P
     check_token_ids("inputs", each.token_ids, limits.vocab_size)
     if each.token_type_ids:
         _check_types(index, each, facts)
+    if each.images:
+        if not limits.accepts_media:
+            raise InvalidRequest(
+                f"inputs[{index}] has images, but this worker's model reads text only; leave them out.",
+                parameter="inputs",
+            )
+        check_images(each.images, count)
 
 
 def _check_types(index: int, each: PoolingInput, facts: PoolingFacts) -> None:

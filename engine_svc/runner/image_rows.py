@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.layers.rotary import POSITIONS_PER_TOKEN
 from engine_svc.media.base import EncodedImage, MediaEncoder
-from engine_svc.media.rotary_positions import PlacedGrid, RotaryPositions, rotary_positions
+from engine_svc.media.rotary_positions import RotaryPositions
 from engine_svc.media.store import ImageStore
 from engine_svc.media.unfit import UnfitImage
 from engine_svc.plan import ImageChanges, NewSequence, ScheduledSequence
 from engine_svc.runner.given_rows import GivenRows
+from engine_svc.runner.placed_images import PlacedImage, place_images
 from quire.media import MediaKind
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Held:
-    """An image that a sequence has yet to compute, or part of it."""
-
-    positions: npt.NDArray[np.int64]  # of its image tokens in the sequence
-    encoded: EncodedImage
 
 
 class ImageRows:
@@ -45,7 +36,7 @@ class ImageRows:
         self._encoder, self._device, self._both_ways = encoder, device, both_ways
         self._max_model_len = max_model_len
         self._store = None if encoder is None else ImageStore(encoder, device)
-        self._held: dict[int, list[_Held]] = {}  # by slot
+        self._held: dict[int, list[PlacedImage]] = {}  # by slot
         self._rotary: dict[int, RotaryPositions] = {}  # by slot, in models whose tokens have three positions
 
     @property
@@ -75,41 +66,22 @@ class ImageRows:
         self._rotary.pop(sequence.slot, None)
         if not sequence.images or self._encoder is None or self._store is None:
             return ""
-        tokens, own = np.array(sequence.token_ids[: sequence.images[-1].end]), self._encoder.token_ids
-        is_image = np.ones(len(tokens), np.bool_) if own is None else np.isin(tokens, own)
-        places = [np.flatnonzero(is_image[image.offset : image.end]) + image.offset for image in sequence.images]
         encoded = [self._store.get(key) if key else None for key in sequence.image_keys]
         try:
-            grids = [
-                grid
-                for image, own, each in zip(sequence.images, places, encoded, strict=True)
-                for grid in self._encoder.grids(image, own, each)
-            ]
-            rotary = self._rotary_positions(grids) if grids else None
-            held = [self._holding(own, each) for own, each in zip(places, encoded, strict=True) if each is not None]
+            placed = place_images(self._encoder, sequence.token_ids, sequence.images, encoded, self._max_model_len)
         except UnfitImage as error:
             logger.warning("slot %d: an image does not fit its prompt: %s", sequence.slot, error)
             return f"an image does not fit its prompt: {error}"
-        if rotary is not None:
-            self._rotary[sequence.slot] = rotary
-        if held:
-            self._held[sequence.slot] = held
+        if placed.rotary is not None:
+            self._rotary[sequence.slot] = placed.rotary
+        if placed.images:
+            self._held[sequence.slot] = placed.images
         return ""
-
-    def _rotary_positions(self, grids: Sequence[PlacedGrid]) -> RotaryPositions:
-        """
-        Raises:
-            UnfitImage: the model has no such positions.
-        """
-        found, most = rotary_positions(grids), POSITIONS_PER_TOKEN * self._max_model_len
-        if (last := found.greatest(self._max_model_len)) >= most:
-            raise UnfitImage(f"with it, positions go up to {last}, but the model has {most}; send a shorter video")
-        return found
 
     def hold_blank(self, slot: int, num_tokens: int, hidden_size: int, dtype: torch.dtype) -> None:
         """Makes the first tokens of a slot's sequence count as an image, so that kernels for images warm up."""
         blank = torch.zeros(num_tokens, hidden_size, dtype=dtype, device=self._device)
-        self._held[slot] = [_Held(np.arange(num_tokens), EncodedImage(blank, None))]
+        self._held[slot] = [PlacedImage(np.arange(num_tokens), EncodedImage(blank, None))]
 
     def turned(
         self, positions: npt.NDArray[np.int64], slots: Sequence[int], starts: Sequence[int]
@@ -136,29 +108,8 @@ class ImageRows:
             begin, end = sequence.num_computed_tokens, sequence.num_computed_tokens + sequence.num_new_tokens
             if held := [each for each in self._held.pop(sequence.slot, ()) if each.positions[-1] >= begin]:
                 self._held[sequence.slot] = held
-            for each in held:
-                first, last = np.searchsorted(each.positions, (begin, end))
-                if last > first:
-                    places, rotary = each.positions[first:last], self._rotary.get(sequence.slot)
-                    encoded = each.encoded
-                    embeddings, deep = encoded.embeddings[first:last], encoded.deep
-                    deep = None if deep is None else deep[first:last]
-                    turns = None if rotary is None else rotary.of(places)
-                    both_ways = self._both_ways and encoded.both_ways
-                    found.append(GivenRows(places - begin + start, embeddings, deep, turns, both_ways))
+            rotary = self._rotary.get(sequence.slot)
+            rows = (each.rows(begin, end, start, rotary, both_ways=self._both_ways) for each in held)
+            found += [each for each in rows if each is not None]
             start += sequence.num_new_tokens
         return found
-
-    def _holding(self, places: npt.NDArray[np.int64], encoded: EncodedImage) -> _Held:
-        """
-        Args:
-            places: of its tokens. A recording that a sequence hears as it goes on has them from the first token on.
-
-        Raises:
-            UnfitImage: there is not one embedding for each of its tokens.
-        """
-        if self._encoder is not None and self._encoder.frames_per_token:
-            return _Held(np.arange(len(encoded.embeddings)), encoded)
-        if len(encoded.embeddings) != len(places):
-            raise UnfitImage(f"it has {len(encoded.embeddings)} embeddings for {len(places)} tokens")
-        return _Held(places, encoded)

@@ -85,7 +85,10 @@ def to_pooling_request(message: common_pb2.PoolRequest, request_id: str, remaini
         timeouts.append(remaining)
     return PoolingRequest(
         request_id=message.request_id or request_id or uuid.uuid4().hex,
-        inputs=tuple(PoolingInput(list(each.token_ids), list(each.token_type_ids)) for each in message.inputs),
+        inputs=tuple(
+            PoolingInput(list(each.token_ids), list(each.token_type_ids), to_images(each.images))
+            for each in message.inputs
+        ),
         model=message.model,
         task=TASKS.get(parameters.task, f"unknown ({parameters.task})"),
         dimensions=parameters.dimensions if parameters.HasField("dimensions") else None,

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from gateway.answers.pooled import Pooled
 from gateway.endpoints import large
 from gateway.endpoints.body import read_json
-from gateway.endpoints.pooled import PoolingCall, inputs_of, now, usage_of
+from gateway.endpoints.pooled import PoolingCall, now, usage_of
+from gateway.endpoints.pooled_inputs import inputs_of
 from gateway.errors import json_bytes
 from gateway.protocol.pooling import (
     BytesItem,

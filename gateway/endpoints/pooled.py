@@ -1,4 +1,4 @@
-"""Shared code of the pooling endpoints: tokenizes a body's inputs, and runs the model on them."""
+"""Shared code of the pooling endpoints: checks a request, and runs the model on its inputs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ from starlette.requests import Request
 from gateway.answers.connection import while_connected
 from gateway.answers.pooled import Pooled
 from gateway.context import GatewayContext, context_of
-from gateway.endpoints.large import beside
-from gateway.media.settings import check_no_media_settings
 from gateway.protocol.common import Usage
-from gateway.protocol.pooling import InputFields, PoolingFields
+from gateway.protocol.pooling import PoolingFields
 from gateway.requests.caller import admission_of, check_rank, priority_of, tenant_of
-from gateway.requests.field_names import told_as
-from gateway.requests.messages import template_messages
 from gateway.requests.pooling_request import PoolingRequest, TokenizedInput, Truncation
 from gateway.requests.refused import check_refused
 from gateway.requests.served_model import PoolingModel, ServedModel
-from gateway.requests.template_variables import template_variables
 from gateway.requests.validate import check_cache_salt, check_request_id, check_truncation
-from quire.bounds import PRIORITY_BOUND, check_token_ids
-from quire.errors import Cancelled, ContextTooLong, InvalidRequest
+from quire.bounds import PRIORITY_BOUND
+from quire.errors import Cancelled, InvalidRequest
 from quire.rpc.context import current_request_id
 from quire.runners import POOLING
 
@@ -54,7 +49,6 @@ class PoolingCall:
         """
         model = context_of(request).fleet.model(body.model, POOLING)
         check_refused(body)
-        check_no_media_settings(body)
         check_rank(request)
         if body.padding not in (None, "do_not_pad"):
             raise InvalidRequest(
@@ -184,82 +178,3 @@ def usage_of(outputs: Sequence[Pooled]) -> Usage:
 def now() -> int:
     """Returns the Unix time in seconds."""
     return int(time.time())
-
-
-async def inputs_of(call: PoolingCall, body: InputFields, prompt: str = "") -> list[TokenizedInput]:
-    """Tokenizes the inputs of a body.
-
-    Args:
-        prompt: text to prepend to each text input.
-
-    Raises:
-        InvalidRequest: there are no inputs, or several kinds.
-        ContextTooLong: an input does not fit the model, and there is no truncation.
-    """
-    if (body.input is None) == (body.messages is None):
-        raise InvalidRequest("Send either input or messages.", parameter="input")
-    if body.messages is not None:
-        return await _conversations(call, body, body.messages)
-    given = body.input
-    if isinstance(given, str) or (given and isinstance(given[0], int)):
-        given = [given]  # type: ignore[list-item]  # one input, as text or as ids, which are checked below
-    entries = list(given or ())
-    call.check_inputs(len(entries), "input")
-    texts = [entry for entry in entries if isinstance(entry, str)]
-    if texts:
-        if len(texts) != len(entries):
-            raise InvalidRequest("input mixes texts and token ids; send one kind.", parameter="input")
-        with told_as({"prompt": "input"}):
-            return await call.texts([prompt + text for text in texts], special=body.add_special_tokens is not False)
-    return await beside(call.request, _checked, entries, call)
-
-
-def _checked(lists: Sequence[Any], call: PoolingCall) -> list[TokenizedInput]:
-    """Checks and truncates inputs given as token ids.
-
-    Raises:
-        InvalidRequest: one is not a list of token ids.
-        ContextTooLong: one does not fit the model.
-    """
-    truncation, most, found = call.truncation, call.model.max_model_len, []
-    for token_ids in lists:
-        if not isinstance(token_ids, list) or not set(map(type, token_ids)) <= {int}:
-            raise InvalidRequest("input mixes token ids and lists of them; send one kind.", parameter="input")
-        kept = token_ids
-        if truncation and len(token_ids) > truncation.num_tokens:
-            count = truncation.num_tokens
-            kept = token_ids[len(token_ids) - count :] if truncation.keeps_end else token_ids[:count]
-        if len(kept) > most:
-            raise ContextTooLong(
-                f"This model's maximum context length is {most} tokens. However, an input has {len(kept)}: shorten it, "
-                "or send truncate_prompt_tokens: -1.",
-                parameter="input",
-            )
-        check_token_ids("input", kept, call.model.vocab_size)
-        found.append(TokenizedInput(tuple(kept)))
-    return found
-
-
-async def _conversations(call: PoolingCall, body: InputFields, messages: Sequence[Any]) -> list[TokenizedInput]:
-    """Renders one conversation, or several."""
-    call.context.require_tokenizer("A conversation", "messages")
-    conversations = messages if messages and isinstance(messages[0], list) else [messages]
-    if not all(isinstance(each, list) and all(isinstance(one, dict) for one in each) for each in conversations):
-        raise InvalidRequest("messages mixes messages and conversations; send one kind.", parameter="messages")
-    call.check_inputs(len(conversations), "messages")
-    found = []
-    for conversation in conversations:
-        converted = await beside(call.request, template_messages, conversation)
-        await call.context.media.read(converted.media, accepted=())
-        rendered = await call.context.tokenizer.render_chat(
-            converted.json,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            add_special_tokens=bool(body.add_special_tokens),
-            template=body.chat_template,
-            kwargs=template_variables(body.chat_template_kwargs, None, None),
-            max_tokens=call.model.max_model_len,
-            truncation=call.truncation,
-        )
-        found.append(TokenizedInput(rendered.prompt.token_ids))
-    return found

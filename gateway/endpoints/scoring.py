@@ -1,4 +1,4 @@
-"""`POST /score` and `/rerank`: how well texts match each other.
+"""`POST /score` and `/rerank`: how well texts match each other, or contents with images, videos and audio.
 
 A cross-encoder reads both texts of a pair together. With other models, each text is embedded once, and the vectors are
 compared: by cosine similarity, or token by token with late-interaction models.
@@ -6,8 +6,9 @@ compared: by cosine similarity, or token by token with late-interaction models.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,34 +17,41 @@ from gateway.answers.pooled import Pooled
 from gateway.endpoints import large
 from gateway.endpoints.body import read_json
 from gateway.endpoints.pooled import PoolingCall, now, usage_of
+from gateway.endpoints.pooled_inputs import rendered
+from gateway.media.settings import check_no_media_settings
 from gateway.protocol.scoring import (
+    Compared,
     RerankDocument,
     RerankRequest,
     RerankResponse,
     RerankResult,
     RerankUsage,
     Score,
+    ScoreInput,
     ScoreRequest,
     ScoreResponse,
     ScoringFields,
-    Texts,
 )
 from gateway.requests.field_names import told_as
+from gateway.requests.messages import PlacedPart, media_kinds, texts_of
 from gateway.requests.pooling_request import TokenizedInput, Truncation
 from gateway.requests.template_variables import template_variables
+from gateway.services.tokenizer import ConversationForm
 from quire.errors import InvalidRequest
 
 _NAMES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 _TRUNCATION = "truncate_prompt_tokens"
 _QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
 
+Side = str | list[PlacedPart]  # a text, or a content's parts, of which some are images, videos or audio
+
 
 @dataclass(frozen=True)
 class Pairs:
-    """Texts to compare: one with each of several, or pairwise."""
+    """What is compared: one with each of several, or pairwise."""
 
-    firsts: Sequence[str]
-    seconds: Sequence[str]
+    firsts: Sequence[Side]
+    seconds: Sequence[Side]
     parameter: str  # field that the seconds came from
     have_roles: bool  # a query and documents, for which a model may have prompts
 
@@ -54,6 +62,11 @@ class Pairs:
                 "many first texts as second ones.",
                 parameter=self.parameter,
             )
+
+    @property
+    def have_media(self) -> bool:
+        """Whether there are images, videos or audio."""
+        return not all(isinstance(side, str) for side in (*self.firsts, *self.seconds))
 
 
 @dataclass(frozen=True)
@@ -83,15 +96,39 @@ async def scored(request: Request, body: ScoreRequest) -> Response:
 def _pairs_of(body: ScoreRequest) -> Pairs:
     for first, second in _NAMES:
         if getattr(body, first) is not None and getattr(body, second) is not None:
-            return Pairs(_listed(getattr(body, first)), _listed(getattr(body, second)), second, have_roles=False)
+            return Pairs(_sides(body, first), _sides(body, second), second, have_roles=False)
     raise InvalidRequest(
         "Send text_1 and text_2, or queries and documents.",
         parameter="text_1",
     )
 
 
-def _listed(texts: Texts) -> list[str]:
-    return [texts] if isinstance(texts, str) else texts
+def _sides(body: ScoringFields, name: str) -> list[Side]:
+    """What a field has to compare.
+
+    Raises:
+        InvalidRequest: one is neither a text nor a content.
+    """
+    given: Compared = getattr(body, name)
+    if not isinstance(given, list):
+        return [_side(given, name, name)]
+    return [_side(each, f"{name}[{index}]", name) for index, each in enumerate(given)]
+
+
+def _side(given: str | ScoreInput, place: str, parameter: str) -> Side:
+    if isinstance(given, str):
+        return given
+    if (given.text is None) == (given.content is None):
+        raise InvalidRequest(f"{place} must have either text or content, a list of parts.", parameter=parameter)
+    if given.content is None:
+        return given.text or ""
+    content = [PlacedPart(f"{place}.content[{index}]") for index in range(len(given.content))]
+    for placed, part in zip(content, given.content, strict=True):
+        placed.update(part)
+    if media_kinds([{"content": content}]):
+        return content
+    with told_as({"messages": parameter}):
+        return "\n".join(texts_of({"content": content}))
 
 
 async def rerank(request: Request) -> Response:
@@ -104,12 +141,14 @@ async def reranked(request: Request, body: RerankRequest) -> Response:
     call = PoolingCall.of(request, body)
     if (body.top_n or 0) < 0:
         raise InvalidRequest(f"top_n is {body.top_n}; it must be at least 0 (0 means all).", parameter="top_n")
-    texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    found = await _scores(call, body, Pairs([body.query], texts, "documents", have_roles=True))
-    order = sorted(range(len(texts)), key=lambda index: -found.scores[index])[: body.top_n or len(texts)]
+    documents = _sides(body, "documents")
+    found = await _scores(call, body, Pairs(_sides(body, "query"), documents, "documents", have_roles=True))
+    order = sorted(range(len(documents)), key=lambda index: -found.scores[index])[: body.top_n or len(documents)]
     results = [RerankResult(index, found.scores[index]) for index in order]
     for result in results if body.return_documents else ():
-        result.document = RerankDocument(texts[result.index])
+        side = documents[result.index]
+        own = RerankDocument(text=side) if isinstance(side, str) else RerankDocument(multi_modal=[*side])
+        result.document = own
     usage = RerankUsage(found.num_tokens, found.num_tokens)
     return await large.answer(
         request, len(results), lambda: RerankResponse(f"rerank-{call.request_id}", call.model_name, usage, results)
@@ -124,6 +163,14 @@ async def _scores(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Score
             raise InvalidRequest(
                 f"{name} is {getattr(body, name)}; it must be at least 0 (0 means all).", parameter=name
             )
+    if pairs.have_media and (body.max_tokens_per_query or body.max_tokens_per_doc):
+        raise InvalidRequest(
+            "max_tokens_per_query and max_tokens_per_doc cut texts, but the request has images, videos or audio: leave "
+            "them out.",
+            parameter="max_tokens_per_doc" if body.max_tokens_per_doc else "max_tokens_per_query",
+        )
+    if not pairs.have_media:
+        check_no_media_settings(body)
     if call.info.is_cross_encoder:
         return await _cross_encoded(call, body, pairs)
     if body.instruction is not None or body.chat_template is not None:
@@ -136,7 +183,7 @@ async def _scores(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Score
 
 
 async def _cross_encoded(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
-    """Scores pairs with a model that reads both texts together."""
+    """Scores pairs with a model that reads both of one together."""
     from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
 
     if call.info.num_labels != 1:
@@ -146,12 +193,8 @@ async def _cross_encoded(call: PoolingCall, body: ScoringFields, pairs: Pairs) -
             parameter="model",
         )
     told = {} if body.instruction is None else {"instruction": body.instruction}
-    inputs = await call.context.tokenizer.encode_pairs(
-        pairs.firsts, pairs.seconds, call.model.max_model_len, call.truncation,
-        max_first_tokens=body.max_tokens_per_query or 0, max_second_tokens=body.max_tokens_per_doc or 0,
-        template=body.chat_template, kwargs={**template_variables(body.chat_template_kwargs, None, None), **told},
-    )  # fmt: skip
-    if not call.info.has_token_types:
+    inputs = await (_with_media(call, pairs, told) if pairs.have_media else _of_texts(call, body, pairs, told))
+    if not (pairs.have_media or call.info.has_token_types):
         inputs = [TokenizedInput(each.token_ids) for each in inputs]
     outputs = await call.run(inputs, "classify")
     return Scored(
@@ -159,8 +202,37 @@ async def _cross_encoded(call: PoolingCall, body: ScoringFields, pairs: Pairs) -
     )
 
 
+async def _of_texts(
+    call: PoolingCall, body: ScoringFields, pairs: Pairs, told: Mapping[str, str]
+) -> list[TokenizedInput]:
+    """Tokenizes pairs of texts."""
+    return await call.context.tokenizer.encode_pairs(
+        _only_texts(pairs.firsts), _only_texts(pairs.seconds), call.model.max_model_len, call.truncation,
+        max_first_tokens=body.max_tokens_per_query or 0, max_second_tokens=body.max_tokens_per_doc or 0,
+        template=body.chat_template, kwargs={**template_variables(body.chat_template_kwargs, None, None), **told},
+    )  # fmt: skip
+
+
+async def _with_media(call: PoolingCall, pairs: Pairs, told: Mapping[str, str]) -> list[TokenizedInput]:
+    """Renders pairs by the score template."""
+    system = [{"role": "system", "content": text} for text in told.values()]
+    conversations: list[list[Mapping[str, Any]]] = [
+        [
+            *system, {"role": "query", "content": pairs.firsts[index if len(pairs.firsts) > 1 else 0]},
+            {"role": "document", "content": second},
+        ]
+        for index, second in enumerate(pairs.seconds)
+    ]  # fmt: skip
+    with told_as({"messages": pairs.parameter}):
+        return await rendered(call, conversations, ConversationForm.PAIR, variables=told, add_generation_prompt=True)
+
+
+def _only_texts(sides: Sequence[Side]) -> list[str]:
+    return [side for side in sides if isinstance(side, str)]
+
+
 async def _compared(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
-    """Scores pairs by comparing vectors of each text."""
+    """Scores pairs by comparing vectors of each text or content."""
     from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
 
     by_token = call.info.is_late_interaction
@@ -169,10 +241,10 @@ async def _compared(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Sco
     before_first, before_second = ("", "")
     if by_token or pairs.have_roles:
         before_first, before_second = _prompt(call, _QUERY), _prompt(call, _DOCUMENT)
-    with told_as({_TRUNCATION: "max_tokens_per_query"}):
-        first = await _texts(call, [before_first + text for text in pairs.firsts], body.max_tokens_per_query)
-    with told_as({_TRUNCATION: "max_tokens_per_doc"}):
-        second = await _texts(call, [before_second + text for text in pairs.seconds], body.max_tokens_per_doc)
+    with told_as({_TRUNCATION: "max_tokens_per_query", "messages": pairs.parameter}):
+        first = await _alone(call, pairs.firsts, before_first, body.max_tokens_per_query)
+    with told_as({_TRUNCATION: "max_tokens_per_doc", "messages": pairs.parameter}):
+        second = await _alone(call, pairs.seconds, before_second, body.max_tokens_per_doc)
     outputs = await call.run([*first, *second], task, use_activation=None)
     queries, documents = outputs[: len(first)], outputs[len(first) :]
 
@@ -190,6 +262,20 @@ async def _compared(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Sco
 def _prompt(call: PoolingCall, names: Sequence[str]) -> str:
     """Returns the model's prompt to prepend to a text of a role."""
     return next((call.info.prompts[name] for name in names if name in call.info.prompts), "")
+
+
+async def _alone(call: PoolingCall, sides: Sequence[Side], prompt: str, most: int | None) -> list[TokenizedInput]:
+    """Tokenizes texts and contents, each of which is an input.
+
+    Args:
+        prompt: what stands before texts.
+        most: maximum tokens to keep of each text; None or 0 means all.
+    """
+    contents: list[list[Mapping[str, Any]]]
+    contents = [[{"role": "user", "content": side}] for side in sides if not isinstance(side, str)]
+    texts = iter(await _texts(call, [prompt + text for text in _only_texts(sides)], most))
+    others = iter(await rendered(call, contents, ConversationForm.CONTENTS, add_special_tokens=True))
+    return [next(texts) if isinstance(side, str) else next(others) for side in sides]
 
 
 async def _texts(call: PoolingCall, texts: Sequence[str], most: int | None) -> list[TokenizedInput]:

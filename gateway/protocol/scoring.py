@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -9,11 +11,19 @@ from gateway.protocol.common import Usage
 from gateway.protocol.fields import Flag, RequestFields, Whole
 from gateway.protocol.pooling import PoolingFields
 
-Texts = str | list[str]
+
+class ScoreInput(msgspec.Struct):
+    """What is compared: a text, or the parts of a message's content, which may be images, videos and audio."""
+
+    text: str | None = None
+    content: list[dict[str, Any]] | None = None
+
+
+Compared = str | ScoreInput | list[str | ScoreInput]
 
 
 class ScoringFields(PoolingFields, kw_only=True):
-    """Fields of requests that compare texts."""
+    """Fields of requests that compare texts or contents."""
 
     max_tokens_per_query: int | None = None  # 0 for all
     max_tokens_per_doc: int | None = None
@@ -21,15 +31,15 @@ class ScoringFields(PoolingFields, kw_only=True):
 
 
 class ScoreRequest(ScoringFields, kw_only=True):
-    """Pairs of texts to score: one text with each of several, or pairwise. The field names are alternatives."""
+    """Pairs to score: one text or content with each of several, or pairwise. The field names are alternatives."""
 
-    text_1: Texts | None = None
-    text_2: Texts | None = None
-    data_1: Texts | None = None
-    data_2: Texts | None = None
-    queries: Texts | None = None
-    documents: Texts | None = None
-    items: Texts | None = None
+    text_1: Compared | None = None
+    text_2: Compared | None = None
+    data_1: Compared | None = None
+    data_2: Compared | None = None
+    queries: Compared | None = None
+    documents: Compared | None = None
+    items: Compared | None = None
 
 
 class Score(msgspec.Struct):
@@ -52,16 +62,17 @@ class ScoreResponse(msgspec.Struct):
 
 
 class RerankDocument(msgspec.Struct):
-    """A document."""
+    """A document of an answer: its text, or the parts of its content."""
 
-    text: str
+    text: str | UnsetType = UNSET
+    multi_modal: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class RerankRequest(ScoringFields, kw_only=True):
     """Documents to rank by how well they answer a query."""
 
-    query: str
-    documents: list[str | RerankDocument]
+    query: str | ScoreInput
+    documents: list[str | ScoreInput]
     top_n: int | None = None  # 0 for all
     return_documents: Flag = True
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gateway.requests.named_key import Admission
 from gateway.requests.served_model import ServedModel
+from quire.images import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,12 @@ class TokenizedInput:
 
     token_ids: tuple[int, ...]
     type_ids: tuple[int, ...] = ()  # token types of a pair, if the model has them
+    images: tuple[Image, ...] = ()
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of its images."""
+        return sum(image.num_bytes for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)

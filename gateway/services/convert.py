@@ -85,7 +85,12 @@ def from_pooling(
     return common_pb2.PoolRequest(
         request_id=request_id,
         model=request.requested_model,
-        inputs=[common_pb2.PoolingInput(token_ids=each.token_ids, token_type_ids=each.type_ids) for each in inputs],
+        inputs=[
+            common_pb2.PoolingInput(
+                token_ids=each.token_ids, token_type_ids=each.type_ids, images=from_images(each.images)
+            )
+            for each in inputs
+        ],
         parameters=parameters,
         priority=request.priority,
         timeout_ms=timeout_ms,

@@ -17,10 +17,12 @@ from gateway.services.convert import from_pooling, to_pooled
 from gateway.services.router_streams import RouterStreams
 from gateway.services.together import Together
 from quire.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from quire.images import MAX_IMAGES_BYTES
 
 # Limits of one part: large enough that the call overhead is small, small enough to spread a request over workers.
 _MOST_TOKENS = 4 * 1024
 _MOST_ANSWER_BYTES = 8 * 2**20
+_MOST_CONTENT_BYTES = MAX_IMAGES_BYTES  # of images, which is also the limit of an input's
 _PARTS_AT_ONCE = 16
 # Requests with fewer tokens are batched with similar ones.
 _FEW_TOKENS = 512
@@ -41,7 +43,7 @@ class PoolingCalls:
         self._routers = routers
         self._room = room
         self._statistics = statistics
-        self._bytes_room = ChoiceRoom(_MOST_LIVE_BYTES, "bytes of vectors")
+        self._bytes_room = ChoiceRoom(_MOST_LIVE_BYTES, "bytes of vectors and images")
         self._small: Together[tuple[object, ...], PoolingRequest, list[PooledPart]]
         self._small = Together(self._pool_together, _FEW_TOKENS)
 
@@ -75,6 +77,7 @@ class PoolingCalls:
         with contextlib.ExitStack() as taken:
             self._room.enter(tenant, count)
             taken.callback(self._room.leave, tenant, count)
+            size += sum(each.content_bytes for each in request.inputs)
             self._bytes_room.enter(tenant, size)
             taken.callback(self._bytes_room.leave, tenant, size)
             if request.admission:
@@ -142,12 +145,12 @@ def _split(request: PoolingRequest) -> Iterator[Sequence[TokenizedInput]]:
     """Yields the inputs in order, in groups that fit one call."""
     info = request.model.pooling
     assert info is not None
-    start = tokens = size = 0
+    start, limits = 0, (info.max_inputs, _MOST_TOKENS, _MOST_ANSWER_BYTES, _MOST_CONTENT_BYTES)
+    used = (0,) * len(limits)
     for index, each in enumerate(request.inputs):
-        tokens += len(each.token_ids)
-        size += request.answer_bytes(each)
-        full = index - start >= info.max_inputs or tokens > _MOST_TOKENS or size > _MOST_ANSWER_BYTES
-        if full and index > start:
+        own = (1, len(each.token_ids), request.answer_bytes(each), each.content_bytes)
+        used = tuple(map(sum, zip(used, own, strict=True)))
+        if index > start and any(count > limit for count, limit in zip(used, limits, strict=True)):
             yield request.inputs[start:index]
-            start, tokens, size = index, len(each.token_ids), request.answer_bytes(each)
+            start, used = index, own
     yield request.inputs[start:]

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -64,6 +65,14 @@ class AudioPiece:
     def end_seconds(self) -> float:
         """Where it ends in the recording. Times come as 32-bit numbers, and are exact to milliseconds."""
         return round(self.start_seconds + self.seconds, 3)
+
+
+class ConversationForm(IntEnum):
+    """What the messages of a conversation are; see quire.v1.ConversationForm."""
+
+    CHAT = tokenizer_pb2.CONVERSATION_FORM_CHAT
+    PAIR = tokenizer_pb2.CONVERSATION_FORM_PAIR
+    CONTENTS = tokenizer_pb2.CONVERSATION_FORM_CONTENTS
 
 
 class Tokenizer:
@@ -224,6 +233,7 @@ class Tokenizer:
         media: MediaFiles = MediaFiles(),
         processor_settings: Mapping[str, Any] | None = None,
         reading_settings: Mapping[str, Any] | None = None,
+        form: ConversationForm = ConversationForm.CHAT,
     ) -> RenderedChat:
         """Renders a conversation by the chat template; the other arguments are as in `encode`.
 
@@ -254,6 +264,7 @@ class Tokenizer:
             audios=media.audios,
             media_io_kwargs_json=msgspec.json.encode(reading_settings) if reading_settings else b"",
             return_token_offsets=with_offsets,
+            form=form.value,
         )
         seconds = _LONG_SECONDS if media.videos or media.audios else _IMAGES_SECONDS if media.images else None
         answer: tokenizer_pb2.RenderChatResponse = await self._replicas.call("RenderChat", request, seconds)

@@ -268,6 +268,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "rewards and other vectors": "POST /pooling",
             "scores": "POST /score",
             "reranking": "POST /rerank",
+            "images": "integration/test_pooled_images.py::vectors_and_scores",
             "input/output processors": "--io-processor-plugin",
         },
         "engine": {

@@ -271,12 +271,14 @@ class PoolingParameters(_message.Message):
     def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., use_activation: _Optional[bool] = ...) -> None: ...
 
 class PoolingInput(_message.Message):
-    __slots__ = ("token_ids", "token_type_ids")
+    __slots__ = ("token_ids", "token_type_ids", "images")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_TYPE_IDS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     token_type_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., token_type_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., token_type_ids: _Optional[_Iterable[int]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
 
 class PoolRequest(_message.Message):
     __slots__ = ("request_id", "model", "inputs", "parameters", "priority", "timeout_ms", "tenant", "tenant_weight")

@@ -1,11 +1,21 @@
 from quire.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ConversationForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONVERSATION_FORM_CHAT: _ClassVar[ConversationForm]
+    CONVERSATION_FORM_PAIR: _ClassVar[ConversationForm]
+    CONVERSATION_FORM_CONTENTS: _ClassVar[ConversationForm]
+CONVERSATION_FORM_CHAT: ConversationForm
+CONVERSATION_FORM_PAIR: ConversationForm
+CONVERSATION_FORM_CONTENTS: ConversationForm
 
 class EncodeRequest(_message.Message):
     __slots__ = ("texts", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "suffix", "adapter", "truncation", "return_token_offsets")
@@ -98,7 +108,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., token_strings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenderChatRequest(_message.Message):
-    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "adapter", "truncation", "images", "image_processor_kwargs_json", "videos", "media_io_kwargs_json", "audios", "default_reasoning_effort", "return_token_offsets")
+    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "adapter", "truncation", "images", "image_processor_kwargs_json", "videos", "media_io_kwargs_json", "audios", "default_reasoning_effort", "return_token_offsets", "form")
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +128,7 @@ class RenderChatRequest(_message.Message):
     AUDIOS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
     messages_json: bytes
     tools_json: bytes
     add_generation_prompt: bool
@@ -137,7 +148,8 @@ class RenderChatRequest(_message.Message):
     audios: _containers.RepeatedScalarFieldContainer[bytes]
     default_reasoning_effort: str
     return_token_offsets: bool
-    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, _Mapping]] = ..., images: _Optional[_Iterable[bytes]] = ..., image_processor_kwargs_json: _Optional[bytes] = ..., videos: _Optional[_Iterable[_Union[Video, _Mapping]]] = ..., media_io_kwargs_json: _Optional[bytes] = ..., audios: _Optional[_Iterable[bytes]] = ..., default_reasoning_effort: _Optional[str] = ..., return_token_offsets: _Optional[bool] = ...) -> None: ...
+    form: ConversationForm
+    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, _Mapping]] = ..., images: _Optional[_Iterable[bytes]] = ..., image_processor_kwargs_json: _Optional[bytes] = ..., videos: _Optional[_Iterable[_Union[Video, _Mapping]]] = ..., media_io_kwargs_json: _Optional[bytes] = ..., audios: _Optional[_Iterable[bytes]] = ..., default_reasoning_effort: _Optional[str] = ..., return_token_offsets: _Optional[bool] = ..., form: _Optional[_Union[ConversationForm, str]] = ...) -> None: ...
 
 class Video(_message.Message):
     __slots__ = ("files",)

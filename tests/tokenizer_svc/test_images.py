@@ -424,7 +424,7 @@ async def test_templates_that_take_strings(
     monkeypatch.setattr(service.running.servicer, "_options", options)
     conversation = [{"role": "user", "content": [text("A"), IMAGE, text("B"), IMAGE, text("C")]}]
     answer = await service.render(conversation, [FILE, SMALL], chat_template=STRINGS)
-    place = "<|image_pad|>"
+    place = "<|vision_start|><|image_pad|><|vision_end|>"  # as the model's own template writes it
     assert answer.text == f"A\n{place}\nB\n{place}\nC" if interleaves else f"{place}\n{place}\nA\nB\nC"
     images = [random_image(60, 40, 1), random_image(28, 28, 3)]
     assert list(answer.sequence.token_ids) == service.expected(answer.text, images)

@@ -155,7 +155,7 @@ async def test_templates_that_take_strings(service: Service, interleaves: bool, 
     monkeypatch.setattr(service.running.servicer, "_options", options)
     content = [text("A"), VIDEO, text("B"), IMAGE]
     answer = await service.render(content, images=[PICTURE], videos=[of_film(FILM)], chat_template=STRINGS)
-    video, image = "<|video_pad|>", "<|image_pad|>"
+    video, image = (f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("video", "image"))
     assert answer.text == ("\n".join(("A", video, "B", image)) if interleaves else "\n".join((video, image, "A", "B")))
     assert len(answer.images) == 2
 

@@ -84,15 +84,9 @@ def reference_generate(
     `nested` tells that several images belong together, as `processor.apply_chat_template` does. Only LLaVA-OneVision
     cares: it doesn't split them into tiles then. `settings` are for the image processor.
     """
-    processor = reference_processor(folder, with_videos=bool(videos))
-    text = processor.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    given = ([list(images)] if nested else list(images)) if images else None
-    # GOT-OCR 2's processor insists on an image.
-    prepare = processor if images or videos or audios else processor.tokenizer
-    inputs = prepare(
-        text=[text], add_special_tokens=False, return_tensors="pt", **({"images": given} if given else {}), **settings,
-        **_video_arguments(videos, places), **({"audio": list(audios)} if audios else {}),
-    ).to(dtype)  # fmt: skip
+    inputs = _inputs(
+        folder, messages, images, nested=nested, videos=videos, places=places, settings=settings, audios=audios
+    ).to(dtype)
     model = load_model(folder, dtype)
     with torch.inference_mode():
         output = model.generate(
@@ -100,6 +94,39 @@ def reference_generate(
         )
     prompt = inputs["input_ids"][0].tolist()
     return prompt, output[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def reference_hidden(
+    folder: Path, messages: Sequence[Mapping[str, Any]], images: Sequence[Image.Image]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The hidden states of a prompt's tokens, normalized, and their logits: float32 [tokens, …]."""
+    model = load_model(folder, torch.float32)
+    hidden = model.model(**_inputs(folder, messages, images).to(torch.float32)).last_hidden_state[0]
+    return hidden, model.lm_head(hidden)
+
+
+def _inputs(
+    folder: Path,
+    messages: Sequence[Mapping[str, Any]],
+    images: Sequence[Image.Image],
+    *,
+    nested: bool = False,
+    videos: Sequence[Frames] = (),
+    places: Sequence[Places] | None = None,
+    settings: Mapping[str, Any] = {},
+    audios: Sequence[Samples] = (),
+) -> Any:
+    """What the processor makes of a conversation."""
+    processor = reference_processor(folder, with_videos=bool(videos))
+    text = processor.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    given = ([list(images)] if nested else list(images)) if images else None
+    # GOT-OCR 2's processor insists on an image.
+    prepare = processor if images or videos or audios else processor.tokenizer
+    return prepare(
+        text=[text], add_special_tokens=False, return_tensors="pt", **({"images": given} if given else {}), **settings,
+        **_video_arguments(videos, places), **({"audio": list(audios)} if audios else {}),
+    )  # fmt: skip
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
