@@ -198,6 +198,7 @@ IMAGE_MODELS = frozenset({
     "Llama4ForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
+    "LlavaNextVideoForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
     "MiniCPMOcrForConditionalGeneration",
     "MiniCPMV4_6ForConditionalGeneration",

@@ -110,6 +110,7 @@ NAMES: dict[str, str] = {
     "LlamaForCausalLM": "Llama 2 to 3.3, Vicuna, Yi, TinyLlama, SmolLM 1 and 2, DeepSeek LLM, xLAM, Hermes, InternLM 3",
     "LlavaForConditionalGeneration": "LLaVA 1.5, Pixtral 12B",
     "LlavaNextForConditionalGeneration": "LLaVA 1.6, Granite Vision 3",
+    "LlavaNextVideoForConditionalGeneration": "LLaVA-NeXT-Video",
     "LlavaOnevisionForConditionalGeneration": "LLaVA-OneVision",
     "LongcatFlashForCausalLM": "LongCat Flash",
     "Mamba2ForCausalLM": "Mamba 2, Codestral Mamba",

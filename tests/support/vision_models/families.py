@@ -22,6 +22,16 @@ _PIXTRAL_TOKENS = (
     "[IMG_BREAK]",
     "[IMG_END]",
 )
+_LLAVA_NEXT: dict[str, Any] = {
+    "text": TEXT | {"model_type": "mistral", "sliding_window": None},
+    "vision": _CLIP | {"patch_size": 14},
+    "config": {"vision_feature_layer": -2, "image_grid_pinpoints": _ANYRES},
+    "image_fields": {"size": {"shortest_edge": SIDE}, "crop_size": SQUARE, "image_grid_pinpoints": _ANYRES},
+    "processor_fields": {
+        "patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default",
+        "image_token": "<image>",
+    },
+}  # fmt: skip
 _IDEFICS_TOKENS = (
     "<|begin_of_text|>", "<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
@@ -186,14 +196,13 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "llava_next": Family(
-        "LlavaNext", "LlavaNextProcessor", "LlavaNextImageProcessor", templates.LLAVA_NEXT,
-        text=TEXT | {"model_type": "mistral", "sliding_window": None},
-        vision=_CLIP | {"patch_size": 14},
-        config={"vision_feature_layer": -2, "image_grid_pinpoints": _ANYRES},
-        image_fields={"size": {"shortest_edge": SIDE}, "crop_size": SQUARE, "image_grid_pinpoints": _ANYRES},
-        processor_fields={
-            "patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default",
-            "image_token": "<image>",
+        "LlavaNext", "LlavaNextProcessor", "LlavaNextImageProcessor", templates.LLAVA_NEXT, **_LLAVA_NEXT,
+    ),
+    "llava_next_video": Family(
+        "LlavaNextVideo", "LlavaNextVideoProcessor", "LlavaNextImageProcessor", templates.LLAVA_NEXT,
+        **_LLAVA_NEXT | {
+            "token_ids": {"image_token_index": "<image>", "video_token_index": "<video>"},
+            "tokens": ("<image>", "<video>"),
         },
     ),
     "llava_onevision": Family(
