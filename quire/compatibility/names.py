@@ -61,8 +61,14 @@ ROUTES = tuple(" ".join(_SERVED.split()).split(", "))  # method and path
 # What those that work do otherwise.
 NOTES_ON_ROUTES: Mapping[str, str] = MappingProxyType(
     {
+        "POST /cohere/v2/chat": "For all models, without VLLM_ENABLE_COHERE_API and Cohere's package; answers have no "
+        "citations ([cohere.md](cohere.md)).",
+        "POST /v1/responses/compact": "The item holds a summary by the model, which only Quire reads back "
+        "([responses.md](responses.md#compacting-conversations)).",
+        "POST /weight_checker": "The digests are those of the checkpoint's tensors, under its names; reset is refused "
+        "([admin.md](admin.md#weights-from-a-trainer)).",
         "GET /v1/realtime": "Audio is transcribed segment by segment, by any model that transcribes "
-        "([media.md](media.md#live-audio)); vLLM's model goes on writing while more of a segment arrives."
+        "([media.md](media.md#live-audio)); vLLM's model goes on writing while more of a segment arrives.",
     }
 )
 

@@ -120,6 +120,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         ),
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "Redirects of media URLs are never followed.",
         "VLLM_MEDIA_FETCH_MAX_RETRIES": "A media URL is fetched once; the client may retry.",
+        "VLLM_ENABLE_COHERE_API": "/cohere/v2/chat is always served.",
         "VLLM_ENABLE_RESPONSES_API_STORE": "Responses are stored where --responses-store says.",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "Idle connections are kept open for longer than clients and proxies keep them.",
         "VLLM_MODEL_REDIRECT_PATH": "Give the model's folder as the model, and its names by --served-model-name.",
