@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 
 from quire.errors import InvalidRequest
@@ -33,11 +34,9 @@ def opened(text: str, place: str) -> str:
     """
     mark, _, rest = text.partition(".")
     digest, _, content = rest.partition(".")
-    try:
+    with contextlib.suppress(binascii.Error, UnicodeDecodeError):
         if mark == _MARK and digest == _digest(content):
             return base64.urlsafe_b64decode(content).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        pass
     raise InvalidRequest(
         f"{place} was not returned by /v1/responses/compact of Quire, or was changed: only the server that has "
         "compacted a conversation can read it. Send the conversation itself.",
