@@ -25,6 +25,7 @@ from tokenizer_svc.processor_loading import load_processor
 from tokenizer_svc.video_processor import load_video_processor
 
 _MASK = "pixel_attention_mask"
+_OLD_NAMES = {"pixel_values_images": PIXELS}  # Video-LLaVA's
 _IMAGE_TOKENS, _MARKS = ("image_token_id", "image_token_index"), "visual_indicator_token_ids"
 _SOME_SIZE = (640, 480)
 # Types of models whose templates, but not whose processors, write these around an image and a video.
@@ -56,6 +57,7 @@ class ImageProcessor:
         Raises: various exceptions if Transformers cannot load it.
         """
         self._processor = load_processor(folder)
+        _check_told(type(self._processor))
         # Qianfan-OCR's template writes another token than that of embeddings.
         self.placeholder: str = getattr(self._processor, "image_placeholder_token", self._processor.image_token)
         config = read_config(folder)
@@ -94,7 +96,8 @@ class ImageProcessor:
             raise MediaRejection(
                 f"The model's image processor does not accept the image{with_them}: {error}", at_fault
             ) from error
-        inputs = {name: _sendable(name, each) for name, each in found.items() if self._is_sent(name, each)}
+        named = {_OLD_NAMES.get(name, name): each for name, each in found.items()}
+        inputs = {name: _sendable(name, each) for name, each in named.items() if self._is_sent(name, each)}
         inputs[PIXELS] = self._once(inputs[PIXELS])
         if PLACES in inputs:
             inputs |= _without_padding(inputs)
@@ -189,6 +192,18 @@ def _without_padding(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.ND
 def _without_filled_tiles(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """LFM2-VL's patches [tiles, patches, values] as [patches, values], without those that fill up smaller tiles."""
     return {PIXELS: inputs[PIXELS][inputs[_MASK]], TILE_SHAPES: inputs[TILE_SHAPES]}
+
+
+def _check_told(processor_class: type[Any]) -> None:
+    """
+    Raises:
+        ValueError: only a whole conversation tells what takes an image's place in it (Idefics 2).
+    """
+    base = transformers.ProcessorMixin
+    if all(
+        getattr(processor_class, name) is getattr(base, name) for name in ("replace_image_token", "_process_images")
+    ):
+        raise ValueError(f"{processor_class.__name__} does not tell what takes the place of an image in a prompt.")
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ from engine_svc.lora.settings import AdapterSettings
 from engine_svc.models.attention import AnyLayerCache
 from engine_svc.models.config import LayerHeads, ModelConfig, ModelFacts, without_indexer, without_windows
 from engine_svc.models.decoder import Decoder
-from engine_svc.models.registry import config_for, is_ours, takes_media, text_part
+from engine_svc.models.registry import config_for, image_obstacle, is_ours, takes_media, text_part
 from engine_svc.native.library import choose_kernels
 from engine_svc.ops.base import Ops
 from engine_svc.ops.registry import create_ops
@@ -156,6 +156,8 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
     else:
         loaded = _load_ours(folder, config, options, groups, device)
     if not takes_media(config):
+        if obstacle := image_obstacle(config):
+            logger.warning("images are refused: %s", obstacle)
         return loaded
     facts = replace(loaded.facts, architecture=config["architectures"][0])  # not that of its text model
     return replace(loaded, facts=facts, images=load_encoder_of(folder, config, options, loaded.dtype, device))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from engine_svc.load_reports import without_reports
 from engine_svc.media.gemma3n import Gemma3nHearing
 from quire.errors import StartupError
 from quire.media import MediaKind
@@ -19,7 +19,7 @@ from quire.media import MediaKind
 # Transformers changes torch's defaults and its initializers for the whole process while it makes a model.
 _ALONE = threading.Lock()
 # Names of the text model within the whole model.
-_TEXT_MODELS = ("language_model", "text_model", "decoder")
+TEXT_MODELS = ("language_model", "text_model", "decoder")
 _OF_TEXT = re.compile(r"\b(language_model|text_model|decoder|lm_head|proj_out)\.")
 
 
@@ -38,12 +38,23 @@ def load_encoder(
         StartupError: Transformers cannot load these parts, or the checkpoint lacks some of their weights.
     """
     config = _without_text(raw)
-    with _ALONE, _quiet():
+    transformers.utils.logging.disable_progress_bar()
+    with _ALONE, without_reports():
         model: Any = _load(folder, config, dtype, tensors) if seed is None else _random(config, dtype, seed)
-    for name in _TEXT_MODELS:
+    for name in TEXT_MODELS:
         if hasattr(model, name):
             delattr(model, name)
     return model.eval().to(device)
+
+
+def bare_model(raw: Mapping[str, Any]) -> Any:
+    """The model without weights and without the layers of its text model, on torch's meta device.
+
+    Raises: various exceptions if Transformers cannot make it.
+    """
+    config = _without_text(raw)
+    with _ALONE, without_reports(), torch.device("meta"):
+        return _class_of(config)._from_config(config).base_model.eval()
 
 
 def _without_text(raw: Mapping[str, Any]) -> Any:
@@ -106,19 +117,6 @@ def _random(config: Any, dtype: torch.dtype, seed: int) -> transformers.PreTrain
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _class_of(config)._from_config(config, dtype=dtype).base_model
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps Transformers from reporting the weights of the text model, which is loaded elsewhere."""
-    log = transformers.utils.logging
-    verbosity = log.get_verbosity()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(verbosity)
 
 
 def _class_of(config: Any) -> Any:

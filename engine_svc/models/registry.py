@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from engine_svc.models.checks import check_config, check_windows
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.encoder_config import HeadConfig
 from quire.errors import StartupError
+
+if TYPE_CHECKING:
+    from engine_svc.media.unlisted import ImageSupport
 
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
 ARCHITECTURES = {
@@ -331,7 +335,26 @@ def takes_media(config: Mapping[str, Any]) -> bool:
 
 def takes_images(config: Mapping[str, Any]) -> bool:
     """Whether it is a vision-language model whose images Quire encodes."""
-    return any(name in IMAGE_MODELS for name in config.get("architectures") or ())
+    listed = any(name in IMAGE_MODELS for name in config.get("architectures") or ())
+    return listed or (_is_unlisted(config) and not image_obstacle(config))
+
+
+def _is_unlisted(config: Mapping[str, Any]) -> bool:
+    """Whether it is a model with an image encoder that is not listed above."""
+    names = config.get("architectures") or ()
+    listed = any(name in listing for name in names for listing in (ARCHITECTURES, IMAGE_MODELS, AUDIO_MODELS))
+    return bool(names and config.get("vision_config")) and not listed
+
+
+def image_obstacle(config: Mapping[str, Any]) -> str:
+    """Why Quire does not encode the images of a model that is not listed; empty if it does, or for other models."""
+    return _image_support(config).obstacle if _is_unlisted(config) else ""
+
+
+def _image_support(config: Mapping[str, Any]) -> ImageSupport:
+    from engine_svc.media.unlisted import image_support  # imports Transformers, which most models do not need
+
+    return image_support(config)
 
 
 def takes_audio(config: Mapping[str, Any]) -> bool:
@@ -368,12 +391,23 @@ def _text_part_of_whole(config: Mapping[str, Any]) -> Mapping[str, Any]:
         raise unsupported(config, "its text model is Gemma 3's, which is supported with Gemma 3's own images only")
     given = {field: value for field, value in text.to_dict().items() if value is not None}
     own = [name for name in text.architectures or () if name in LIKE_LLAMA]
-    found = own[0] if own else TEXT_TYPES.get(text.model_type, text.model_type)
+    found = own[0] if own else TEXT_TYPES.get(text.model_type) or _usual_architecture(text.model_type)
     if (layers := _feature_layers(whole, text)) is not None:
         given["feature_layers"] = layers
     is_tied = config.get("tie_word_embeddings", getattr(whole, "tie_word_embeddings", False))
     implied = _IMPLIED.get(text.model_type, {})
-    return {**config, **given, **implied, "tie_word_embeddings": is_tied, "architectures": [found]}
+    others = _image_support(config).modules if _is_unlisted(config) else ()
+    return {
+        **config, **given, **implied, "tie_word_embeddings": is_tied, "architectures": [found],
+        "modules_beside_text": others,
+    }  # fmt: skip
+
+
+def _usual_architecture(text_type: str) -> str:
+    """That of models which are a text model of this type alone; the type itself if there are none."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(text_type, text_type)
 
 
 def _feature_layers(whole: Any, text: Any) -> tuple[int, ...] | None:
@@ -436,7 +470,8 @@ def read_config(module: str, config: Mapping[str, Any]) -> ModelConfig:
         raise StartupError(f"config.json has an invalid value for {name}: {error}.") from error
     check_config(result, config.get("mamba_hidden_act") or config.get("hidden_act") or "silu")
     check_windows(result, config.get("sliding_windows"))
-    return result
+    others = (f"{name}." for name in config.get("modules_beside_text") or ())
+    return replace(result, ignored_names=(*result.ignored_names, *others))
 
 
 def head_reader(family: str) -> Callable[[Mapping[str, Any], str, int], HeadConfig]:

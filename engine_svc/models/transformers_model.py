@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from engine_svc.attention.base import AttentionBackend
 from engine_svc.layers.embedding import EmbeddedRows
+from engine_svc.load_reports import without_reports
 from engine_svc.models.attention import AnyLayerCache, LayerCache
 from engine_svc.models.config import ModelFacts
 from engine_svc.models.paged_interface import NAME, WATCHED, Heads, PagedInterface
@@ -258,16 +259,17 @@ def _load(
     text = config.get_text_config()
     is_part = text is not config
     if is_part:
-        logger.info("%s: only the language model is loaded, which reads text only", folder)
+        logger.info("%s: the language model is loaded apart from the model's other parts", folder)
         text.tie_word_embeddings = config.tie_word_embeddings
     try:
         model_class = transformers.AutoModelForCausalLM._model_mapping[type(text)]
-        model, told = _divided(model_class, division).from_pretrained(
-            folder if tensors is None else None, config=text, dtype=dtype, attn_implementation=WATCHED,
-            use_safetensors=True, local_files_only=True, state_dict=tensors, output_loading_info=True,
-            ignore_mismatched_sizes=True, key_mapping=_NAMES_AMONG_OTHERS if is_part else None,
-            distributed_config=None if division == Division() else DistributedConfig(tp_size=1),
-        )  # fmt: skip
+        with without_reports():
+            model, told = _divided(model_class, division).from_pretrained(
+                folder if tensors is None else None, config=text, dtype=dtype, attn_implementation=WATCHED,
+                use_safetensors=True, local_files_only=True, state_dict=tensors, output_loading_info=True,
+                ignore_mismatched_sizes=True, key_mapping=_NAMES_AMONG_OTHERS if is_part else None,
+                distributed_config=None if division == Division() else DistributedConfig(tp_size=1),
+            )  # fmt: skip
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise StartupError(f"Transformers cannot load {folder}: {error}") from error
     for name, found, expected in told["mismatched_keys"]:

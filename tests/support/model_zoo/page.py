@@ -31,11 +31,13 @@ Which of the text-generation architectures of Transformers {version} run here, a
 * **refused**: the start fails and says why. Most of these keep a state other than keys and values, or implement
   attention inside their layers instead of calling Transformers' attention interface.
 
-Models whose images, videos or audio Quire reads are in [media.md](media.md). Other models that take images or sound as
-well as text run as their language model alone, if Transformers has that as a separate model. The code of a checkpoint
-is never run. Of the models that exist only as such code, the native ones below run (InternLM 2, ChatGLM 3, Baichuan,
-MiniCPM, Llama Nemotron, TeleChat and others), and all others are refused (Phi-3 Small, the first Qwen). Llama Nemotron,
-TeleChat and Solar Pro were tried with tiny models only, not with published weights.
+Models whose images, videos or audio Quire reads are in [media.md](media.md); images of
+[many others](media.md#other-models-with-an-image-encoder) are encoded by Transformers' code. The rest of the models
+that take images or sound as well as text run as their language model alone, if Transformers has that as a separate
+model. The code of a checkpoint is never run. Of the models that exist only as such code, the native ones below run
+(InternLM 2, ChatGLM 3, Baichuan, MiniCPM, Llama Nemotron, TeleChat and others), and all others are refused (Phi-3
+Small, the first Qwen). Llama Nemotron, TeleChat and Solar Pro were tried with tiny models only, not with published
+weights.
 
 Encoders, rerankers and reward models, which generate nothing, are described in [pooling.md](pooling.md).
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.vision_models import document_families, marked_families, qwen_families, templates
+from tests.support.vision_models import (
+    document_families,
+    marked_families,
+    qwen_families,
+    templates,
+    unlisted_families,
+)
 from tests.support.vision_models.family import EXPERTS, SIDE, SQUARE, TEXT, VISION, Family, rope
 from tests.support.vision_models.qwen_families import QWEN3_VIDEOS, QWEN_IDS, QWEN_PIXELS, QWEN_TOKENS, QWEN_VISION
 
@@ -472,5 +478,6 @@ FAMILIES: dict[str, Family] = {
     ),
     **document_families.FAMILIES,
     **marked_families.FAMILIES,
+    **unlisted_families.FAMILIES,
     **qwen_families.FAMILIES,
 }  # fmt: skip
