@@ -299,7 +299,7 @@ class EngineWorker:
     def _build(self) -> SteppedEngine:
         """Builds the engine. Runs in the engine's thread, as do all calls of the executor."""
         self._options.lora.check()
-        if self.kv_transfer.is_remote and self._spans_machines:
+        if self.kv_transfer.remote is not None and self._spans_machines:
             raise StartupError(
                 "GrpcConnector of --kv-transfer-config keeps KV blocks on the machine of the worker, but its ranks may "
                 "be on others: use --distributed-executor-backend mp without --nnodes, or SharedStorageConnector."
@@ -329,7 +329,7 @@ class EngineWorker:
         facts = _facts(info, spec, size)
         grammars = Grammars(spec.vocab_size, partial(self._load_vocabulary, spec.vocab_size, facts.eos_token_ids))
         return Engine(
-            self._executor, self._options, facts, drafter=self._make_drafter(), connector=self._make_connector(),
+            self._executor, self._options, facts, drafter=self._make_drafter(), connectors=self._make_connectors(),
             grammars=grammars,
         )  # fmt: skip
 
@@ -339,11 +339,14 @@ class EngineWorker:
         self._info, self._adapters = info, ServedAdapters(adapters, self.loop)
         return engine
 
-    def _make_connector(self) -> KvConnector | None:
-        config, num_ranks = self.kv_transfer, self._options.parallel.num_ranks
-        if self._puller is not None:
-            return PulledStorage(config, lambda: self.info.fingerprint, self._puller, num_ranks)
-        return SharedStorage(config, lambda: self.info.fingerprint, num_ranks) if config.is_on else None
+    def _make_connectors(self) -> list[KvConnector]:
+        num_ranks, remote = self._options.parallel.num_ranks, self.kv_transfer.remote
+        return [
+            PulledStorage(config, lambda: self.info.fingerprint, self._puller, num_ranks)
+            if config is remote and self._puller is not None
+            else SharedStorage(config, lambda: self.info.fingerprint, num_ranks)
+            for config in self.kv_transfer.exchanges
+        ]
 
     def _make_drafter(self) -> Drafter | None:
         config = self._options.speculative.chosen()
@@ -402,6 +405,8 @@ def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts
         num_snapshots=size.num_snapshots,
         num_host_snapshots=size.num_host_snapshots,
         snapshot_tokens=size.snapshot_tokens,
+        block_bytes=spec.bytes_per_block,
+        snapshot_bytes=size.snapshot_bytes,
         max_model_len=size.max_model_len,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         eos_token_ids=frozenset(info.eos_token_ids),

@@ -37,6 +37,11 @@ class Counters:
     external_cache_hits: int = _count(
         "Tokens missing on the device that were loaded from host memory or shared storage."
     )
+    host_cache_hits: int = _count("Tokens missing on the device that were loaded from host memory.")
+    host_saved_bytes: int = _count("Bytes of KV blocks copied from the device to host memory, on each rank.")
+    host_loaded_bytes: int = _count("Bytes of KV blocks copied from host memory to the device, on each rank.")
+    storage_saved_bytes: int = _count("Bytes of KV blocks that left the device for shared storage, on each rank.")
+    storage_loaded_bytes: int = _count("Bytes of KV blocks loaded from shared storage, on each rank.")
     computed_tokens: int = _count("Tokens computed, including those recomputed after a preemption.")
     draft_tokens: int = _count("Draft tokens verified by the model.")
     draft_emitted_tokens: int = _count("Tokens generated for sequences in steps that verified drafts of theirs.")

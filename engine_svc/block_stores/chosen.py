@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from engine_svc.block_stores.base import BlockStore, NoStore
+from engine_svc.block_stores.base import BlockStore
 from engine_svc.block_stores.host_memory import HostMemory
 from engine_svc.block_stores.movable import Movable
 from engine_svc.block_stores.shared_storage import open_storage
+from engine_svc.block_stores.tiers import joined
 from engine_svc.plan import CacheSize
 from quire.options.cache import CacheOptions
 
@@ -21,9 +22,11 @@ def chosen_store(options: CacheOptions, size: CacheSize, rank: int) -> MakeStore
     Args:
         rank: among the ranks that compute a sequence.
     """
-    if size.num_host_blocks:
-        return lambda device: HostMemory(device, size.num_host_blocks, size.num_host_snapshots)
-    config = options.transfer()
-    if config.is_on:
-        return lambda device: open_storage(device, config, rank)
-    return lambda device: NoStore()
+
+    def make(device: Movable) -> BlockStore:
+        exchanges = [open_storage(device, config, rank) for config in options.transfer().exchanges]
+        if not size.num_host_blocks:
+            return joined(exchanges)
+        return joined([HostMemory(device, size.num_host_blocks, size.num_host_snapshots), *exchanges])
+
+    return make

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine_svc.adapters.adapter import Adapter
@@ -19,6 +19,7 @@ from engine_svc.core.statistics import EngineStatistics
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.connectors.host_tier import HostTier
+from engine_svc.kv_cache.connectors.tiers import joined
 from engine_svc.kv_cache.events import CacheContents, Changes
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
@@ -72,22 +73,21 @@ class Engine:
         facts: EngineFacts,
         clock: Callable[[], float] = time.monotonic,
         drafter: Drafter | None = None,
-        connector: KvConnector | None = None,
+        connectors: Sequence[KvConnector] = (),
         grammars: Grammars | None = None,
     ) -> None:
         """
         Args:
             drafter: drafts tokens for an executor that verifies them.
-            connector: connector whose block store the executor has; None means the host tier, if it has any blocks.
+            connectors: those whose block stores the executor has, besides that of the host tier, from near to far.
             grammars: compiles constraints and is closed with the engine; None means that constrained requests are
                 refused.
         """
         self._executor = executor
         self._facts = facts
         self._clock = clock
-        if connector is None and facts.num_host_blocks:
-            connector = HostTier(facts.num_host_blocks, facts.num_host_snapshots)
-        self._kv_cache = KvCacheManager(facts, options.cache, connector, clock)
+        host = [HostTier(facts.num_host_blocks, facts.num_host_snapshots)] if facts.num_host_blocks else []
+        self._kv_cache = KvCacheManager(facts, options.cache, joined([*host, *connectors]), clock)
         self._policy = POLICIES[options.scheduler.scheduling_policy]()
         self._drafter = drafter
         lookahead = options.speculative.num_lookahead_slots
@@ -374,15 +374,17 @@ class Engine:
             self._requests.end(live, FinishReason.ERROR, error)
 
     def _counters(self) -> Counters:
-        statistics, scheduler = self._statistics, self._scheduler
+        statistics, scheduler, lookups = self._statistics, self._scheduler, self._scheduler.lookups
         return Counters(
             prompt_tokens=statistics.prompt_tokens,
             generation_tokens=statistics.generation_tokens,
             preemptions=scheduler.preemptions,
-            prefix_cache_queries=scheduler.prefix_queries if self._kv_cache.is_caching else 0,
-            prefix_cache_hits=scheduler.prefix_hits,
-            external_cache_queries=scheduler.external_queries if self._kv_cache.has_connector else 0,
-            external_cache_hits=scheduler.external_hits,
+            prefix_cache_queries=lookups.queries if self._kv_cache.is_caching else 0,
+            prefix_cache_hits=lookups.hits,
+            external_cache_queries=lookups.external_queries if self._kv_cache.has_connector else 0,
+            external_cache_hits=lookups.external_hits,
+            host_cache_hits=lookups.host_hits,
+            **self._kv_cache.moved_bytes,
             computed_tokens=statistics.computed_tokens,
             dual_batch_steps=statistics.dual_batch_steps,
             **(self._drafter.counters() if self._drafter is not None else {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine_svc.kv_cache.prefix import Hits
 from quire.block_hash import Content
 
 
@@ -37,10 +38,10 @@ class BlockTable:
         "contents",
         "has_awaited",
         "hashes",
+        "hits",
         "is_private",
         "last_snapshot",
         "num_findable",
-        "num_loaded",
         "num_released",
         "num_saved",
         "offer",
@@ -65,7 +66,7 @@ class BlockTable:
         self.block_ids: list[list[int]] = []
         self.hashes = hashes if hashes is not None else []  # of the sequence's first full blocks
         self.has_awaited = False  # has waited for a connector's blocks; only once, so that the sequence progresses
-        self.num_loaded = 0  # how many awaited blocks have arrived
+        self.hits = Hits()  # once awaited blocks have arrived: where those that it begins with come from
         self.num_saved = 0  # how many of its first blocks a connector has saved, or will not save
         self.is_private = False  # its blocks are never put into the prefix cache
         self.num_findable = 0  # how many of its first blocks are in the prefix cache

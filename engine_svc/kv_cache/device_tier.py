@@ -74,9 +74,13 @@ class DeviceTier:
             else:
                 self.snapshots.share(self.place_of(number))
 
-    def release(self, numbers: Iterable[int]) -> None:
-        """Drops a reference to each block or state; those that are findable are taken last."""
-        for number in numbers:
+    def release(self, numbers: Sequence[int]) -> None:
+        """Drops a reference to each block or state; those that are findable are taken last, the ends of prompts first.
+
+        Args:
+            numbers: in the order of the prompt.
+        """
+        for number in reversed(numbers):
             if number < self.pool.num_blocks:
                 self.pool.release(number, keep=any(number in cache for cache in self.caches))
             else:

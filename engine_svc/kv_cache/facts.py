@@ -21,3 +21,5 @@ class KvCacheFacts:
     num_snapshots: int = 0
     snapshot_tokens: int = 0
     num_host_snapshots: int = 0  # saved states in the second tier
+    block_bytes: int = 0  # size of a block on each rank, and of a saved state
+    snapshot_bytes: int = 0

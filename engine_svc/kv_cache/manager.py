@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from engine_svc.kv_cache.block_name import STATES, BlockName
 from engine_svc.kv_cache.block_table import BlockTable
@@ -14,8 +15,9 @@ from engine_svc.kv_cache.connectors.none import NoConnector
 from engine_svc.kv_cache.device_tier import DeviceTier
 from engine_svc.kv_cache.events import BlockContent, CacheContents, Changes, EventRecorder, Tier
 from engine_svc.kv_cache.facts import KvCacheFacts
-from engine_svc.kv_cache.prefix import ABSENT, Prefix
+from engine_svc.kv_cache.prefix import ABSENT, Hits, Prefix
 from engine_svc.kv_cache.prefix_search import PrefixSearch
+from engine_svc.kv_cache.traffic import Traffic
 from engine_svc.kv_cache.transfers import TransfersUnderWay
 from engine_svc.layer_groups import most_blocks, tokens_under_way
 from engine_svc.plan import EndedTransfer, Transfers
@@ -59,8 +61,9 @@ class KvCacheManager:
         self._connector = connector or NoConnector()
         self._recorder = EventRecorder(self._connector.recorder)
         self._device = DeviceTier(facts, self._recorder.device, self._connector.keep)
-        self._search = PrefixSearch(self._windows, self.block_size, self._device.caches, self._connector)
+        self._search = PrefixSearch(self._windows, self.block_size, self._device.caches)
         self._transfers = TransfersUnderWay(self._connector, self._device, clock)
+        self._traffic = Traffic(facts)
         self._beginning: list[int] = []  # states that sequences begin with in the step that is being planned
 
     @property
@@ -77,6 +80,11 @@ class KvCacheManager:
     def has_connector(self) -> bool:
         """Whether blocks are kept elsewhere, too."""
         return not isinstance(self._connector, NoConnector)
+
+    @property
+    def moved_bytes(self) -> Mapping[str, Any]:
+        """Bytes that moved between the device and other places: see Traffic."""
+        return self._traffic.counters
 
     @property
     def num_host_blocks(self) -> int:
@@ -100,31 +108,47 @@ class KvCacheManager:
             return Prefix()
         self._extend_hashes(table, token_ids)
         wanted = table.hashes[: (len(token_ids) - 1) // self.block_size]
-        count, state = self._longest(table, wanted)
-        if self.has_connector:
-            self._connector.expect(wanted[: table.offer.num_tokens // self.block_size], table.offer.source)
-            most, where = self._longest(table, wanted, elsewhere=True)
-            if most > count:
-                found = self._search.prefix(wanted[:most], count, where)
-                if not found.is_awaited or (may_await and not table.has_awaited):
-                    return self._with_contents(found, table, token_ids)
-        return self._search.prefix(wanted[:count], count, state) if count else Prefix()
+        hits, state = self._find(table, wanted, may_await and not table.has_awaited)
+        if not hits.total:
+            return Prefix()
+        found = self._search.prefix(wanted, hits, state, self._connector)
+        return self._with_contents(found, table, token_ids)
 
-    def _longest(self, table: BlockTable, wanted: list[bytes], elsewhere: bool = False) -> tuple[int, int | None]:
+    def _find(self, table: BlockTable, wanted: list[bytes], may_await: bool) -> tuple[Hits, int | None]:
+        """Searches place by place, from near to far. Where a farther one makes the prefix no longer, it is not used."""
+        on_device, state = self._longest(table, wanted)
+        hits = Hits(on_device)
+        if not self.has_connector:
+            return hits, state
+        self._connector.expect(wanted[: table.offer.num_tokens // self.block_size], table.offer.source)
+        memory = self._connector.memory
+        if memory is not None:
+            count, where = self._longest(table, wanted, memory)
+            if count > hits.total:
+                hits, state = Hits(on_device, count - on_device), where
+        if may_await and memory is not self._connector:
+            count, where = self._longest(table, wanted, self._connector)
+            if count > hits.total:
+                hits, state = hits._replace(elsewhere=count - hits.total), where
+        return hits, state
+
+    def _longest(
+        self, table: BlockTable, wanted: list[bytes], elsewhere: KvConnector | None = None
+    ) -> tuple[int, int | None]:
         """The longest prefix that a sequence can begin with, in blocks, and the states after it: see Prefix.state.
 
         Args:
-            elsewhere: what the connector has counts as well, if there is room to load it.
+            elsewhere: what this connector has counts as well, if there is room to load it.
         """
         longest = self._search.longest(wanted, elsewhere)
         if not self._has_states:
             return longest, None
         every = self.snapshot_tokens // self.block_size
         table.branch = longest // every * self.snapshot_tokens
-        may_load = elsewhere and self._device.snapshots.has_free
+        may_load = elsewhere if self._device.snapshots.has_free else None
         for count in range(longest // every * every, 0, -every):
             state = self._device.state_after(wanted[count - 1])
-            if state is None and may_load and self._connector.has(BlockName(wanted[count - 1], STATES)):
+            if state is None and may_load is not None and may_load.has(BlockName(wanted[count - 1], STATES)):
                 state = ABSENT
             if state is None or (self._has_windows and self._search.longest(wanted[:count], elsewhere) < count):
                 continue
@@ -374,10 +398,13 @@ class KvCacheManager:
         """Returns the transfers that the step that has been planned begins with."""
         self._device.release(self._beginning)
         self._beginning = []
-        return self._connector.take_transfers()
+        transfers = self._connector.take_transfers()
+        self._traffic.begin(transfers)
+        return transfers
 
     def end_transfers(self, ends: Sequence[EndedTransfer]) -> None:
         """Books the transfers that a step has reported as ended."""
+        self._traffic.end(ends)
         self._transfers.end(ends)
 
     def take_changes(self) -> Changes | None:

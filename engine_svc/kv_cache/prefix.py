@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine_svc.kv_cache.block_name import STATES, BlockName
 from engine_svc.kv_cache.events import BlockContent
 
 ABSENT = -1  # in place of a block that a connector loads
+
+
+class Hits(NamedTuple):
+    """Blocks of a prefix, by the nearest place with which it is that long."""
+
+    device: int = 0
+    memory: int = 0  # the worker's own host memory
+    elsewhere: int = 0
+
+    @property
+    def total(self) -> int:
+        """Length of the prefix."""
+        return sum(self)
 
 
 @dataclass(frozen=True)
@@ -18,7 +32,7 @@ class Prefix:
     Attributes:
         block_ids: one list per group of layers, all of the same length.
         first: for each group, the index of the first block that its window sees. Blocks before it are placeholders.
-        num_on_device: how many blocks long the prefix would be without the connector.
+        hits: where its blocks come from.
         wait_seconds: None means that blocks are loaded before the step computes. Otherwise the sequence waits for
             them, at most this long, and computes itself what has not arrived by then.
         contents: what the first group's blocks that are loaded hold, by their index, if the events tell it.
@@ -28,7 +42,7 @@ class Prefix:
 
     block_ids: list[list[int]] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
-    num_on_device: int = 0
+    hits: Hits = Hits()
     wait_seconds: float | None = None
     contents: Mapping[int, BlockContent] = field(default_factory=dict)
     state: int | None = None
@@ -40,11 +54,6 @@ class Prefix:
     def is_awaited(self) -> bool:
         """Whether the sequence waits for blocks."""
         return self.wait_seconds is not None
-
-    @property
-    def num_loaded(self) -> int:
-        """How many blocks longer the connector makes the prefix."""
-        return len(self) - self.num_on_device
 
     @property
     def blocks(self) -> list[int]:
@@ -67,7 +76,7 @@ class Prefix:
 
     def absent(self) -> Iterator[tuple[int, int]]:
         """The index and the group of each block that is loaded, in the order of their indices; last the states."""
-        if self.num_loaded:
+        if len(self) > self.hits.device:
             for index in range(len(self)):
                 for group, block_ids in enumerate(self.block_ids):
                     if block_ids[index] == ABSENT:

@@ -11,6 +11,7 @@ from engine_svc.plan import CacheSize, KvCacheSpec
 from quire.errors import StartupError
 from quire.options.cache import CacheOptions
 from quire.options.engine import EngineOptions
+from quire.options.kv_transfer import OFFLOADING
 from quire.options.scheduler import SchedulerOptions
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ class KvCacheSize:
         num_tokens: tokens that the blocks hold when all sequences have the maximum length.
         num_snapshots: places for saved states of recurrent layers, and `snapshot_tokens`, the multiples of tokens after
             which states are saved; 0 without the prefix cache or such layers.
-        num_host_blocks, num_host_snapshots: the same in host memory.
+        snapshot_bytes: size of a saved state on each rank.
+        num_host_blocks, num_host_snapshots: the same numbers in host memory.
     """
 
     num_blocks: int
@@ -42,6 +44,7 @@ class KvCacheSize:
     num_host_blocks: int = 0
     num_snapshots: int = 0
     snapshot_tokens: int = 0
+    snapshot_bytes: int = 0
     num_host_snapshots: int = 0
 
     @property
@@ -77,15 +80,16 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
         size,
         num_tokens=int(sequences * -(-size.max_model_len // spec.block_size) * spec.block_size),
         num_snapshots=num_snapshots,
+        snapshot_bytes=state_bytes,
         snapshot_tokens=-(-cache.mamba_block_size // spec.block_size) * spec.block_size if num_snapshots else 0,
     )
     _check_budget(size, spec.max_num_batched_tokens, scheduler)
-    return _with_host_tier(size, spec.bytes_per_block, state_bytes, int(cache.swap_space * 2**30))
+    return _with_host_tier(size, spec.bytes_per_block, cache.host_bytes(options.parallel.num_ranks))
 
 
-def _with_host_tier(size: KvCacheSize, block_bytes: int, state_bytes: int, num_bytes: int) -> KvCacheSize:
+def _with_host_tier(size: KvCacheSize, block_bytes: int, num_bytes: int) -> KvCacheSize:
     """Divides host memory among blocks and saved states, in the proportion that they have on the device."""
-    on_device = size.num_blocks * block_bytes + size.num_snapshots * state_bytes
+    on_device = size.num_blocks * block_bytes + size.num_snapshots * size.snapshot_bytes
     if not num_bytes or not on_device:
         return size
     return replace(
@@ -100,13 +104,16 @@ def _check_tiers(cache: CacheOptions) -> None:
     Raises:
         StartupError: they conflict.
     """
-    flag, is_exchanging = "--kv-transfer-config", cache.transfer().is_on
+    transfer = cache.transfer()
     if cache.swap_space and not cache.enable_prefix_caching:
         raise StartupError("--swap-space stores blocks of the prefix cache: it needs --enable-prefix-caching.")
-    if is_exchanging and not cache.enable_prefix_caching:
-        raise StartupError(f"{flag} exchanges blocks of the prefix cache: it needs --enable-prefix-caching.")
-    if is_exchanging and cache.swap_space:
-        raise StartupError(f"{flag} and --swap-space both keep blocks that the device forgets; leave out one of them.")
+    if transfer.is_on and not cache.enable_prefix_caching:
+        raise StartupError("--kv-transfer-config moves blocks of the prefix cache: it needs --enable-prefix-caching.")
+    if cache.swap_space and transfer.host_bytes:
+        raise StartupError(
+            f"--swap-space and cpu_bytes_to_use of {OFFLOADING} (--kv-transfer-config) both say how much host memory "
+            "KV blocks may take; leave out one of them."
+        )
 
 
 def _beside_states(spec: KvCacheSpec, options: EngineOptions) -> int:

@@ -91,18 +91,17 @@ class TransfersUnderWay:
         for key in self._held:
             self._connector.cancel(key)
 
-    def end(self, ends: Iterable[EndedTransfer]) -> None:
+    def end(self, ends: Sequence[EndedTransfer]) -> None:
         """Books transfers that the store has reported as ended.
 
         If all of a load has arrived, its table begins with the prefix. Otherwise the table stays empty, and what has
         arrived is findable.
         """
         awaiting = {awaited.key: table for table, awaited in self._awaited.items()}
-        for end in ends:
+        for end in self._connector.ended(ends):
             block_ids = self._held.pop(end.key, None)
             if block_ids is None:  # its end crossed with a cancellation and is already booked
                 continue
-            self._connector.ended(end)
             if (table := awaiting.get(end.key)) is None:
                 self._device.release(block_ids)
                 continue
@@ -111,7 +110,7 @@ class TransfersUnderWay:
             self._arrived.append(table)
             if end.num_blocks == len(block_ids):
                 self._device.begin(table, found, block_ids)
-                table.num_loaded = found.num_loaded
+                table.hits = found.hits
             else:
                 self._device.release([*found.held, *block_ids])
 

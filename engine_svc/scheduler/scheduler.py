@@ -18,6 +18,7 @@ from engine_svc.scheduler.adapter_slots import AdapterSlots
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.image_encodings import ImageEncodings
+from engine_svc.scheduler.lookups import Lookups
 from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.shares import StepShares
 from quire.options.scheduler import SchedulerOptions
@@ -77,10 +78,7 @@ class Scheduler:
         self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
         self._step = 0
         self._unscheduled_prefill_tokens = 0
-        self.prefix_queries = 0  # tokens looked up in the prefix cache
-        self.prefix_hits = 0  # tokens found there
-        self.external_queries = 0  # tokens not found there
-        self.external_hits = 0  # tokens that a connector loaded instead
+        self.lookups = Lookups(kv_cache.block_size)
         self.num_preempted = 0  # sequences that were preempted and wait
         self.preemptions = 0
 
@@ -185,7 +183,7 @@ class Scheduler:
             sequence = self._awaiting.pop(table)
             sequence.advance(len(table) * self._kv_cache.block_size)
             if sequence.num_computed_tokens:  # otherwise it is looked up again
-                self._count_hits(sequence, len(table), table.num_loaded)
+                self.lookups.count(len(sequence.token_ids), table.hits)
             self._waiting.push(sequence)
 
     def _schedule_running(self, batch: Batch) -> None:
@@ -385,15 +383,7 @@ class Scheduler:
     def _count_lookup(self, sequence: Sequence, found: Prefix) -> None:
         """Counts the cache hits of a starting sequence; one that already holds blocks was not looked up."""
         if not sequence.num_computed_tokens and not sequence.wants_prompt_logprobs:
-            self._count_hits(sequence, len(found), found.num_loaded)
-
-    def _count_hits(self, sequence: Sequence, num_blocks: int, num_loaded: int) -> None:
-        """Counts the tokens of a sequence that were looked up, and found in some blocks, the last of them elsewhere."""
-        on_device = (num_blocks - num_loaded) * self._kv_cache.block_size
-        self.prefix_queries += len(sequence.token_ids)
-        self.prefix_hits += on_device
-        self.external_queries += len(sequence.token_ids) - on_device
-        self.external_hits += num_loaded * self._kv_cache.block_size
+            self.lookups.count(len(sequence.token_ids), found.hits)
 
     def _start(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Moves a sequence from waiting to running."""

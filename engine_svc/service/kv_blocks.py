@@ -37,8 +37,8 @@ async def kv_blocks(
         FailedPrecondition, InvalidRequest: see engine.proto.
         Unavailable: the model is still loading.
     """
-    config = worker.kv_transfer
-    if not (config.is_remote and config.saves):
+    config = worker.kv_transfer.remote
+    if config is None or not config.saves:
         raise FailedPrecondition(
             "This worker keeps no KV blocks for others: start it with --kv-transfer-config, with kv_connector "
             "GrpcConnector and kv_role kv_producer or kv_both."
@@ -107,8 +107,8 @@ class KvPuller:
 
 def open_puller(options: EngineOptions, security: RpcSecurityOptions) -> KvPuller | None:
     """Returns what pulls KV blocks from other workers; None if the options do not have it."""
-    config = options.cache.transfer()
-    return KvPuller(config, security, options.parallel.num_ranks) if config.is_remote and config.loads else None
+    config = options.cache.transfer().remote
+    return KvPuller(config, security, options.parallel.num_ranks) if config is not None and config.loads else None
 
 
 def _files(config: KvTransferConfig, num_ranks: int) -> list[BlockFiles]:

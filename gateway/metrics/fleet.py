@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from prometheus_client.core import (
+    CounterMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
@@ -57,8 +58,8 @@ _RATES: Mapping[str, tuple[str, Callable[[EngineCounters], float]]] = MappingPro
             lambda count: ratio(count.prefix_cache_hits, count.prefix_cache_queries),
         ),
         "cpu_prefix_cache_hit_rate": (
-            "Fraction of the tokens missing on the device that host memory or shared storage had, from 0 to 1.",
-            lambda count: ratio(count.external_cache_hits, count.external_cache_queries),
+            "Fraction of the tokens missing on the device that host memory had, from 0 to 1.",
+            lambda count: ratio(count.host_cache_hits, count.external_cache_queries),
         ),
     }
 )
@@ -75,8 +76,11 @@ _COUNTERS: Mapping[str, str] = MappingProxyType(
         "gpu_prefix_cache_hits": "prefix_cache_hits",
         "external_prefix_cache_queries": "external_cache_queries",
         "external_prefix_cache_hits": "external_cache_hits",
+        "cpu_prefix_cache_hits": "host_cache_hits",
     }
 )
+# vLLM's label of a direction → engine counter
+_OFFLOADED: Mapping[str, str] = MappingProxyType({"GPU_to_CPU": "host_saved_bytes", "CPU_to_GPU": "host_loaded_bytes"})
 _HISTOGRAMS: Mapping[str, str] = MappingProxyType(
     {
         "iteration_tokens_total": "iteration_tokens",
@@ -109,6 +113,7 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
     )  # fmt: skip
     for name, field in _HISTOGRAMS.items():
         yield _histogram(prefix + name, HELP[field], field, counters)
+    yield _offloaded(prefix, counters)
     yield from speculation_metrics(prefix, counters)
     yield _cache_config(prefix, fleet)
     yield from adapter_metrics(prefix, fleet)
@@ -140,6 +145,18 @@ def _histogram(name: str, text: str, field: str, counters: Mapping[EngineKey, En
         if histogram.counts
     }
     return histogram_family(name, f"{text} {WHOLE_FLEET}", snapshots)
+
+
+def _offloaded(prefix: str, counters: Mapping[EngineKey, EngineCounters]) -> Metric:
+    family = CounterMetricFamily(
+        f"{prefix}kv_offload_total_bytes",
+        f"Bytes of KV blocks copied from the device to host memory and back, on each rank. {WHOLE_FLEET}",
+        labels=(*ENGINE_LABELS, "transfer_type"),
+    )
+    for engine, count in counters.items():
+        for direction, field in _OFFLOADED.items():
+            family.add_metric([*labels_of(engine), direction], getattr(count, field))
+    return family
 
 
 def _cache_config(prefix: str, fleet: Fleet) -> Metric:

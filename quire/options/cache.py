@@ -82,10 +82,12 @@ class CacheOptions:
     kv_transfer_config: dict[str, Any] = option(
         {}, "Exchanges KV blocks with other workers, as JSON or key by key. Keys: kv_connector "
         "(SharedStorageConnector: through a folder that all of them see; GrpcConnector: over the network, from worker "
-        "to worker), kv_role (kv_both, kv_producer or kv_consumer: which workers save blocks, and which load them), "
+        "to worker; OffloadingConnector: keeps them in host memory, like --swap-space; MultiConnector: several of "
+        "these), kv_role (kv_both, kv_producer or kv_consumer: which workers save blocks, and which load them), "
         "kv_connector_extra_config (shared_storage_path, the folder, or with GrpcConnector local_storage_path, one of "
         "the machine's own, and max_gib, the size of its files beyond which those used least recently are deleted: "
-        "32).", schema=KvTransferConfig,
+        "32; with OffloadingConnector cpu_bytes_to_use, for all ranks together; with MultiConnector connectors, a list "
+        "of objects with these keys).", schema=KvTransferConfig,
     )  # fmt: skip
     swap_space: float = option(
         0.0, "GiB of host memory per rank for KV blocks and saved states of recurrent layers that are evicted from the "
@@ -106,6 +108,10 @@ class CacheOptions:
         if config.is_on and not self.enable_prefix_caching:
             raise StartupError("--kv-events-config publishes what the prefix cache holds: it needs prefix caching.")
         return config
+
+    def host_bytes(self, num_ranks: int) -> int:
+        """Host memory on each of a worker's ranks for blocks and saved states."""
+        return int(self.swap_space * 2**30) or self.transfer().host_bytes // num_ranks
 
     def transfer(self) -> KvTransferConfig:
         """The settings of --kv-transfer-config, which the command line has checked."""

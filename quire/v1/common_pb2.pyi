@@ -612,7 +612,7 @@ class AdapterLoad(_message.Message):
     def __init__(self, name: _Optional[str] = ..., on_device: _Optional[bool] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ...) -> None: ...
 
 class EngineCounters(_message.Message):
-    __slots__ = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_cache_queries", "prefix_cache_hits", "iteration_tokens", "model_forward_milliseconds", "model_execute_milliseconds", "computed_tokens", "external_cache_queries", "external_cache_hits", "draft_tokens", "draft_emitted_tokens", "draft_accepted_tokens", "draft_failures", "dual_batch_steps")
+    __slots__ = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_cache_queries", "prefix_cache_hits", "iteration_tokens", "model_forward_milliseconds", "model_execute_milliseconds", "computed_tokens", "external_cache_queries", "external_cache_hits", "draft_tokens", "draft_emitted_tokens", "draft_accepted_tokens", "draft_failures", "dual_batch_steps", "host_cache_hits", "host_saved_bytes", "host_loaded_bytes", "storage_saved_bytes", "storage_loaded_bytes")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -629,6 +629,11 @@ class EngineCounters(_message.Message):
     DRAFT_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FAILURES_FIELD_NUMBER: _ClassVar[int]
     DUAL_BATCH_STEPS_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    HOST_SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     generation_tokens: int
     preemptions: int
@@ -645,7 +650,12 @@ class EngineCounters(_message.Message):
     draft_accepted_tokens: Histogram
     draft_failures: int
     dual_batch_steps: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., model_forward_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., model_execute_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., computed_tokens: _Optional[int] = ..., external_cache_queries: _Optional[int] = ..., external_cache_hits: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., draft_emitted_tokens: _Optional[int] = ..., draft_accepted_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., draft_failures: _Optional[int] = ..., dual_batch_steps: _Optional[int] = ...) -> None: ...
+    host_cache_hits: int
+    host_saved_bytes: int
+    host_loaded_bytes: int
+    storage_saved_bytes: int
+    storage_loaded_bytes: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., model_forward_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., model_execute_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., computed_tokens: _Optional[int] = ..., external_cache_queries: _Optional[int] = ..., external_cache_hits: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., draft_emitted_tokens: _Optional[int] = ..., draft_accepted_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., draft_failures: _Optional[int] = ..., dual_batch_steps: _Optional[int] = ..., host_cache_hits: _Optional[int] = ..., host_saved_bytes: _Optional[int] = ..., host_loaded_bytes: _Optional[int] = ..., storage_saved_bytes: _Optional[int] = ..., storage_loaded_bytes: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "sum")

@@ -16,12 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine_svc.block_stores.base import BlockStore
 from engine_svc.block_stores.block_files import BlockFiles
 from engine_svc.block_stores.shared_storage import SharedStorage as StorageStore
+from engine_svc.block_stores.tiers import Tiers as TierStores
 from engine_svc.kv_cache.block_name import BlockName
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.connectors.host_tier import HostTier
 from engine_svc.kv_cache.connectors.pulled_storage import PulledStorage, Puller
 from engine_svc.kv_cache.connectors.shared_storage import SharedStorage
+from engine_svc.kv_cache.connectors.tiers import Tiers
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.kv_cache.prefix import Prefix
@@ -101,17 +103,29 @@ def storage(max_gib: float, puller: Puller | None = None) -> Make:
     return make
 
 
+def tiers(*makers: Make) -> Make:
+    def make(memory: list[Any]) -> tuple[KvConnector, BlockStore]:
+        connectors, stores = zip(*(each(memory) for each in makers), strict=True)
+        return Tiers(connectors), TierStores(stores)
+
+    return make
+
+
 FOLDER = tempfile.TemporaryDirectory()
 CONNECTORS: dict[str, Make] = {
     "host": host(60),
     "shared-storage": storage(1),
     "pulled-storage": storage(1, Nobody()),
     "remote": remote(lambda key: Fare(key % 4)),
+    "host-and-storage": tiers(host(4), storage(1)),
+    "pulled-and-shared-storage": tiers(storage(3000 / 2**30, Nobody()), storage(1)),
 }
 # Connectors that cannot keep, or deliver, everything they are asked for.
 POOR: dict[str, Make] = {
     "small-storage": storage(3000 / 2**30),
     "small-host": host(3),
+    "host-and-remote-in-part": tiers(host(8), remote(lambda key: Fare(key % 4, most=key % 3))),
+    "three-tiers": tiers(host(3), storage(3000 / 2**30, Nobody()), remote(lambda key: Fare(key % 3, most=key % 4))),
     "remote-in-part": remote(lambda key: Fare(key % 4, most=key % 3)),
     "remote-never": remote(lambda key: Fare(None, lingers=key % 3), save=lambda key: Fare(key % 5, most=key % 2)),
 }
@@ -125,7 +139,9 @@ class Worker:
         self.contents: list[Any] = [NONSENSE] * num_blocks
         self.connector, self.store = make(self.contents)
         self.now = 0.0
-        facts = KvCacheFacts(num_blocks=num_blocks, block_size=BLOCK, max_num_batched_tokens=64, windows=windows)
+        facts = KvCacheFacts(
+            num_blocks=num_blocks, block_size=BLOCK, max_num_batched_tokens=64, windows=windows, block_bytes=1
+        )  # fmt: skip
         self.manager = KvCacheManager(facts, CacheOptions(), self.connector, lambda: self.now)
         self.arrived: list[BlockTable] = []
 

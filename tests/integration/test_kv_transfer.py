@@ -47,8 +47,18 @@ class Deployment:
 
 @contextlib.asynccontextmanager
 async def deployment(model: Path, role: str, folder: Path) -> AsyncIterator[Deployment]:
+    """With a connector to the other one; who generates has it as one of three tiers."""
     extra = {"local_storage_path": str(folder / role)}
     config = {"kv_connector": "GrpcConnector", "kv_role": role, "kv_connector_extra_config": extra}
+    if role == "kv_consumer":
+        memory = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 2**20}}
+        shared = {
+            "kv_connector": "SharedStorageConnector", "kv_role": role,
+            "kv_connector_extra_config": {"shared_storage_path": str(folder / "shared")},
+        }  # fmt: skip
+        config = {
+            "kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [config, shared, memory]}
+        }  # fmt: skip
     async with contextlib.AsyncExitStack() as stack:
         engine = await stack.enter_async_context(
             running_engine(

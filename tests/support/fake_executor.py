@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from engine_svc.block_stores.base import BlockStore
+from engine_svc.block_stores.base import BlockStore, NoStore
+from engine_svc.block_stores.tiers import joined
 from engine_svc.executor.base import Executor
 from engine_svc.plan import (
     CacheSize,
@@ -140,7 +141,7 @@ class FakeExecutor(Executor):
         max_in_flight: see Executor; a step runs when it is submitted, before the control side hears of the last one.
         right_guesses: how many of the draft tokens that it is asked for are right.
         draft_fails_in_step: the step in which the draft model fails, so that nothing is drafted.
-        make_store: makes a connector's store, which moves blocks of this cache; by default that of the host tier.
+        make_store: makes a connector's store, which moves blocks of this cache, besides that of the host tier.
         adapters: adapters, each of which gives every context a different initial hash.
         keeps_states: it has recurrent layers: contexts go on from their slots' states instead of from cached blocks.
     """
@@ -197,7 +198,7 @@ class FakeExecutor(Executor):
         self._cache: list[Block] = []
         self._make_store = make_store
         self._adapters = adapters or FakeAdapters(0, 0)
-        self._store: BlockStore = FakeHostMemory(self._cache, 0)
+        self._store: BlockStore = NoStore()
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         return self.spec
@@ -208,7 +209,8 @@ class FakeExecutor(Executor):
         self._cache = [[(0, 0)] * self.spec.block_size for _ in range(size.num_blocks)]
         device = Numbered(self._cache, self._snapshots)
         num_places = size.num_host_blocks + size.num_host_snapshots
-        self._store = self._make_store(device) if self._make_store else FakeHostMemory(device, num_places)
+        host = [FakeHostMemory(device, num_places)] if num_places else []
+        self._store = joined([*host, *([self._make_store(device)] if self._make_store else [])])
 
     def upkeep(self, command: Upkeep) -> list[str]:
         assert not self._results, "a step is under way"

@@ -60,7 +60,7 @@ class RemoteConnector(KvConnector):
     def has(self, name: BlockName) -> bool:
         return place_of(name) in self._remote.blocks
 
-    def wait_seconds(self, num_blocks: int) -> float:
+    def wait_seconds(self, names: Sequence[BlockName]) -> float:
         return self._remote.wait_seconds
 
     def load(self, key: int, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
@@ -89,9 +89,11 @@ class RemoteConnector(KvConnector):
         self._saves, self._loads, self._cancelled = [], [], []
         return transfers
 
-    def ended(self, end: EndedTransfer) -> None:
-        self.ends.append(end)
-        self._own -= set(self._saving.pop(end.key, ())[end.num_blocks :])
+    def ended(self, ends: Sequence[EndedTransfer]) -> Sequence[EndedTransfer]:
+        for end in ends:
+            self.ends.append(end)
+            self._own -= set(self._saving.pop(end.key, ())[end.num_blocks :])
+        return ends
 
     def clear(self) -> None:
         for block_hash in self._own:

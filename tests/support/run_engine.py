@@ -77,10 +77,11 @@ def running_engine(
                 max_num_batched_tokens=spec.max_num_batched_tokens, eos_token_ids=frozenset(eos_token_ids),
                 bidirectional_images=spec.bidirectional_images, frames_per_token=spec.frames_per_token,
                 num_host_snapshots=num_host_snapshots, routed_experts=spec.routed_experts,
+                block_bytes=spec.bytes_per_block, snapshot_bytes=size.snapshot_bytes,
             ),
             clock,
             drafter=drafter,
-            connector=connector,
+            connectors=(connector,) if connector is not None else (),
             grammars=grammars,
         )  # fmt: skip
         yield engine

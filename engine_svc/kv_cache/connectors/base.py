@@ -67,8 +67,13 @@ class KvConnector(ABC):
         """How many of the first blocks of `hashes`, which are not empty, can be loaded; may promise as `has` does."""
         return sum(1 for _ in takewhile(lambda block_hash: self.has(BlockName(block_hash, group)), hashes))
 
-    def wait_seconds(self, num_blocks: int) -> float | None:
-        """How long a sequence waits at most for so many blocks; None if they are loaded before the step computes."""
+    @property
+    def memory(self) -> KvConnector | None:
+        """The part of the connector that loads what it has before the step computes: memory of this worker's own."""
+        return None
+
+    def wait_seconds(self, names: Sequence[BlockName]) -> float | None:
+        """How long a sequence waits at most for these blocks; None if they are loaded before the step computes."""
         return None
 
     def pin(self, names: Sequence[BlockName]) -> None:
@@ -107,9 +112,12 @@ class KvConnector(ABC):
     def take_transfers(self) -> Transfers:
         """Returns the transfers that the next step begins with, each exactly once."""
 
-    def ended(self, end: EndedTransfer) -> None:
-        """Handles the end of a transfer, as reported by the store."""
-        return
+    def ended(self, ends: Sequence[EndedTransfer]) -> Sequence[EndedTransfer]:
+        """Handles ends of transfers, as reported by the store; returns those of what `load` and `save` were given.
+
+        An end may be reported again if it has crossed with a cancellation.
+        """
+        return ends
 
     @abstractmethod
     def clear(self) -> None:

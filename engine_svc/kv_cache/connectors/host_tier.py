@@ -69,6 +69,11 @@ class HostTier(KvConnector):
         """See KvConnector.num_used_blocks."""
         return len(self._blocks.kept)
 
+    @property
+    def memory(self) -> KvConnector:
+        """See KvConnector.memory."""
+        return self
+
     def _of(self, name: BlockName) -> _Places:
         return self._states if name.group == STATES else self._blocks
 

@@ -69,7 +69,7 @@ class PulledStorage(SharedStorage):
         if not absent or not self._source:
             super().load(key, names, block_ids)
             return
-        pull = self._puller.pull(self._source, self._namespace(), absent, self.wait_seconds(len(names)))
+        pull = self._puller.pull(self._source, self._namespace(), absent, self.wait_seconds(names))
         self._awaited[key] = _Awaited(pull, BlockTransfer(list(block_ids), self._places(names), key))
 
     def cancel(self, key: int) -> None:

@@ -54,9 +54,9 @@ class SharedStorage(KvConnector):
             return 0
         return bisect_left(hashes, True, key=lambda block_hash: not self.has(BlockName(block_hash, group)))
 
-    def wait_seconds(self, num_blocks: int) -> float:
+    def wait_seconds(self, names: Sequence[BlockName]) -> float:
         """See KvConnector.wait_seconds."""
-        return _WAIT_SECONDS + num_blocks * _SECONDS_A_BLOCK
+        return _WAIT_SECONDS + len(names) * _SECONDS_A_BLOCK
 
     def load(self, key: int, names: Sequence[BlockName], block_ids: Sequence[int]) -> None:
         """See KvConnector.load."""
@@ -88,9 +88,11 @@ class SharedStorage(KvConnector):
         self._saves, self._loads, self._cancelled = [], [], []
         return transfers
 
-    def ended(self, end: EndedTransfer) -> None:
+    def ended(self, ends: Sequence[EndedTransfer]) -> Sequence[EndedTransfer]:
         """See KvConnector.ended."""
-        self._saving.pop(end.key, None)
+        for end in ends:
+            self._saving.pop(end.key, None)
+        return ends
 
     def clear(self) -> None:
         """Files from before stay for other workers, which have no reason to distrust them."""

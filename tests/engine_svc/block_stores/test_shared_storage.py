@@ -19,7 +19,7 @@ from engine_svc.block_stores.block_files import BlockFiles
 from engine_svc.block_stores.movable import Items, Movable
 from engine_svc.block_stores.shared_storage import MovableBlocks, SharedStorage
 from engine_svc.plan import NO_TRANSFERS, BlockTransfer, EndedTransfer, Transfers
-from quire.options.kv_transfer import StorageConfig
+from quire.options.kv_transfer import ExtraConfig
 
 PLACES = [b"alike/ab/abcd", b"alike/cd/cdef", b"alike/ef/ef01"]
 
@@ -199,4 +199,4 @@ def test_long_loads_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_nothing_but_its_own_folder_is_cleared() -> None:
-    assert StorageConfig(shared_storage_path="/data").folder == Path("/data/quire-kv")
+    assert ExtraConfig(shared_storage_path="/data").folder == Path("/data/quire-kv")

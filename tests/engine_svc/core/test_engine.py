@@ -42,7 +42,7 @@ def make_engine(
     options = engine_options(**{"max_num_seqs": 8} | {name: changes[name] for name in changes.keys() - known})
     executor = executor or FakeExecutor(VOCABULARY, facts.block_size, verify=True)
     executor.allocate(CacheSize(facts.num_blocks, facts.num_host_blocks))
-    return Engine(executor, options, facts, clock, drafter, connector)
+    return Engine(executor, options, facts, clock, drafter, [connector] if connector is not None else [])
 
 
 def request(prompt: list[int], **sampling: Any) -> GenerationRequest:

@@ -29,6 +29,7 @@ from engine_svc.kv_cache.events import (
 )
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.kv_cache.prefix import Hits
 from engine_svc.layer_groups import group_layers, most_caches
 from quire.block_hash import block_key, block_keys
 from quire.options.cache import CacheOptions
@@ -184,7 +185,7 @@ def test_what_the_device_forgets_is_copied_to_the_host_and_back() -> None:
     assert len({host for _, host in copied_out}) == 3
     assert copied_in == []
     manager.free(table)
-    assert manager.lookup(BlockTable(), first).num_loaded == 3
+    assert manager.lookup(BlockTable(), first).hits == Hits(memory=3)
     manager.check([])
 
 
@@ -200,7 +201,7 @@ def test_the_host_tier_forgets_what_was_unused_for_longest_and_nothing_that_is_o
     assert len(copied_out) == 2
     again = BlockTable()
     found = manager.lookup(again, prompts[0])
-    assert (found.held, found.num_loaded) == ([], 2)
+    assert (found.held, found.hits) == ([], Hits(memory=2))
     # Allocating its blocks evicts the second prompt's to the host, but not over the blocks that are being copied in.
     assert manager.allocate(again, 8, found) == []
     copied_out, copied_in = take_copies(manager)
@@ -633,7 +634,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         keys = block_keys(tokens[:-1], BLOCK, salt)
         device = list(itertools.takewhile(self.index[Tier.DEVICE].__contains__, keys))
         host = list(itertools.takewhile(self.index[Tier.HOST].__contains__, keys[len(device) :]))
-        assert (found.num_on_device, found.num_loaded) == (len(device), len(host))
+        assert found.hits == Hits(len(device), len(host))
 
 
 TestKvCacheMachine = KvCacheMachine.TestCase

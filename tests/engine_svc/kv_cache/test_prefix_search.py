@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine_svc.kv_cache import prefix_search
 from engine_svc.kv_cache.block_name import BlockName
 from engine_svc.kv_cache.connectors.none import NoConnector
-from engine_svc.kv_cache.prefix import ABSENT
+from engine_svc.kv_cache.prefix import ABSENT, Hits
 from engine_svc.kv_cache.prefix_cache import PrefixCache
 from engine_svc.kv_cache.prefix_search import PrefixSearch
 
@@ -31,8 +31,8 @@ class Elsewhere(NoConnector):
         self.asked += 1
         return name.block_hash[0] in self._kept[name.group]
 
-    def wait_seconds(self, num_blocks: int) -> float:
-        return float(num_blocks)
+    def wait_seconds(self, names: Sequence[BlockName]) -> float:
+        return float(len(names))
 
 
 def make_search(
@@ -44,7 +44,7 @@ def make_search(
         for index in here[group]:
             cache.store(100 * group + index, HASHES[index], b"")
     connector = Elsewhere(kept)
-    return PrefixSearch(windows, BLOCK, caches, connector), connector
+    return PrefixSearch(windows, BLOCK, caches), connector
 
 
 def seen(window: int | None, count: int) -> range:
@@ -74,10 +74,10 @@ def test_the_longest_prefix_is_found(data: st.DataObject, windows: list[int | No
     count = search.longest(HASHES)
     assert count == tried(windows, here)
     assert connector.asked == 0
-    longest = search.longest(HASHES, elsewhere=True)
+    longest = search.longest(HASHES, connector)
     assert longest == tried(windows, [some | more for some, more in zip(here, kept, strict=True)])
-    found = search.prefix(HASHES[:longest], count)
-    assert (len(found) if longest else 0, found.num_loaded) == (longest, longest - count)
+    found = search.prefix(HASHES, Hits(count, elsewhere=longest - count), None, connector)
+    assert len(found) == longest
     for group, window in enumerate(windows):
         assert found.first[group] == seen(window, longest).start
         for index in seen(window, longest):
@@ -95,7 +95,7 @@ def test_no_end_of_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_search, "_MOST_GAPS", 4)
     everything: set[int] = set(range(len(HASHES)))
     search, connector = make_search([None, 9], [everything, set()], [set(), {0, 1}])
-    assert search.longest(HASHES, elsewhere=True) == 0
+    assert search.longest(HASHES, connector) == 0
     assert connector.asked == 4
-    search, _ = make_search([None, 9], [everything, set()], [set(), everything - {10, 11}])
-    assert search.longest(HASHES, elsewhere=True) == 10
+    search, connector = make_search([None, 9], [everything, set()], [set(), everything - {10, 11}])
+    assert search.longest(HASHES, connector) == 10

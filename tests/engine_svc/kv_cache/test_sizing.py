@@ -86,19 +86,13 @@ def test_saved_states_take_a_third_of_what_is_left_beside_the_longest_sequence(
     assert size(17_000, mamba_cache_mode="none") == (0, 0, 15)
 
 
-@pytest.mark.parametrize(
-    ("spec", "options", "message"),
-    [
-        ({}, {"enable_prefix_caching": False}, "needs --enable-prefix-caching"),
-        ({}, {"swap_space": 1.0}, "leave out one of them"),
-    ],
-)
-def test_blocks_are_exchanged_by_models_whose_blocks_can_be(
-    spec: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
-    config = {"kv_connector": "SharedStorageConnector", "kv_connector_extra_config": {"shared_storage_path": "/kv"}}
-    with pytest.raises(StartupError, match=f"--kv-transfer-config.*{message}"):
-        size_kv_cache(changed(**spec), engine_options(kv_transfer_config=config, **options))
+def test_only_the_prefix_cache_has_blocks_elsewhere_and_host_memory_is_sized_once() -> None:
+    config = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 10_000}}
+    assert size_kv_cache(SPEC, engine_options(kv_transfer_config=config)).num_host_blocks == 10
+    with pytest.raises(StartupError, match=r"--kv-transfer-config .* needs --enable-prefix-caching"):
+        size_kv_cache(SPEC, engine_options(kv_transfer_config=config, enable_prefix_caching=False))
+    with pytest.raises(StartupError, match=r"--swap-space and cpu_bytes_to_use .* leave out one of them"):
+        size_kv_cache(SPEC, engine_options(kv_transfer_config=config, swap_space=1.0))
 
 
 def test_host_memory_is_divided_like_the_device() -> None:

@@ -166,3 +166,31 @@ def test_states_come_back_from_the_host_tier(model_folder: ModelFolder, family: 
         for _ in range(3):
             assert tokens(run(engine, PROMPTS)) == expected
         assert engine.load().counters.external_cache_hits > 100
+
+
+# Full attention on two ranks, sliding windows on some layers, and states.
+@pytest.mark.parametrize(("family", "ranks"), [("llama", 2), ("gemma3", 1), ("qwen3.5", 1)])
+def test_host_memory_and_a_folder_together(model_folder: ModelFolder, tmp_path: Path, family: str, ranks: int) -> None:
+    """The device holds a sequence or two, host memory less, and the folder everything. Sequences are preempted."""
+    folder = model_folder(family)
+    with running_engine(folder, **SAVING) as plain:
+        expected = tokens(run(plain, PROMPTS))
+    spec = spec_of(folder, **SAVING)
+    groups = len(spec.windows)
+    with sharing_engine(
+        folder, tmp_path, num_blocks=24 * groups - 4, num_host_blocks=7 * groups, num_snapshots=3,
+        num_host_snapshots=4, max_model_len=160, max_num_batched_tokens=32, tensor_parallel_size=ranks, **SAVING,
+    ) as engine:  # fmt: skip
+        for _ in range(3):
+            assert tokens(run(engine, PROMPTS)) == expected
+        counters = engine.load().counters
+    assert counters.preemptions > 0
+    assert 0 < counters.host_cache_hits < counters.external_cache_hits
+    moved = counters.host_saved_bytes, counters.host_loaded_bytes, counters.storage_loaded_bytes
+    assert min(moved) >= spec.bytes_per_block // ranks
+    assert counters.storage_saved_bytes == _size(tmp_path) // ranks
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the blocks in a folder, without their checksums."""
+    return sum(path.stat().st_size - 4 for path in folder.glob("quire-kv/alike/*/*"))

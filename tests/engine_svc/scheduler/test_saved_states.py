@@ -51,7 +51,7 @@ def make_engine(
     )  # fmt: skip
     return Engine(
         executor, engine_options(max_num_seqs=sizes["slots"]), facts, clock,
-        drafter=RankDrafter(drafts) if drafts else None, connector=RemoteConnector(remote) if remote else None,
+        drafter=RankDrafter(drafts) if drafts else None, connectors=[RemoteConnector(remote)] if remote else [],
     )  # fmt: skip
 
 

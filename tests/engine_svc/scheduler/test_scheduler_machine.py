@@ -57,7 +57,7 @@ class EngineMachine(RuleBasedStateMachine):
             failed_slots=self._fail, max_model_len=self.length,
             make_store=list_store(remote, [(9, 9)] * BLOCK) if remote else None,
         )  # fmt: skip
-        executor.allocate(CacheSize(blocks, host))
+        executor.allocate(CacheSize(blocks, host if keeps else 0))
         self.engine = Engine(
             executor,
             engine_options(
@@ -72,7 +72,7 @@ class EngineMachine(RuleBasedStateMachine):
             ),
             clock=lambda: float(self.begun),
             drafter=FakeDrafter(VOCABULARY, drafts) if drafts else None,
-            connector=RemoteConnector(remote) if remote else None,
+            connectors=[RemoteConnector(remote)] if remote else [],
         )  # fmt: skip
         self.requests: dict[int, GenerationRequest] = {}
         self.tokens: dict[tuple[int, int], list[int]] = {}

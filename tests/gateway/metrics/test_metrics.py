@@ -108,13 +108,14 @@ async def test_a_worker_that_takes_nothing_new_still_runs_what_it_has(tokenizer_
             {"swapped_sequences": 3, "used_host_blocks": 10, "total_host_blocks": 40},
             {
                 "prefix_cache_queries": 100, "prefix_cache_hits": 50, "external_cache_queries": 50,
-                "external_cache_hits": 30,
+                "external_cache_hits": 30, "host_cache_hits": 10, "host_saved_bytes": 7000, "host_loaded_bytes": 2000,
             },
             {
-                "num_requests_swapped": 3, "cpu_cache_usage_perc": 0.25, "cpu_prefix_cache_hit_rate": 0.6,
+                "num_requests_swapped": 3, "cpu_cache_usage_perc": 0.25, "cpu_prefix_cache_hit_rate": 0.2,
                 "gpu_prefix_cache_hit_rate": 0.5, "gpu_prefix_cache_queries_total": 100,
                 "gpu_prefix_cache_hits_total": 50, "prefix_cache_hits_total": 50, "prompt_tokens_cached_total": 80,
                 "external_prefix_cache_queries_total": 50, "external_prefix_cache_hits_total": 30,
+                "cpu_prefix_cache_hits_total": 10,
             },
         ),
     ],
@@ -125,6 +126,10 @@ async def test_the_host_tier(
     async with running_gateway(tokenizer_folder) as stack:
         stack.engine.extra_load = common_pb2.EngineLoad(**load, counters=common_pb2.EngineCounters(**counters))
         await wait_for(stack, **wanted)
+        text = (await stack.client.get("/metrics")).text
+    for direction, field in (("GPU_to_CPU", "host_saved_bytes"), ("CPU_to_GPU", "host_loaded_bytes")):
+        labels = f'{{engine="0",model_name="fake",transfer_type="{direction}"}}'
+        assert f"vllm:kv_offload_total_bytes_total{labels} {float(counters.get(field, 0))}" in text
 
 
 async def test_speculation(tokenizer_folder: Path) -> None:
