@@ -105,7 +105,7 @@ def converse(engine: Engine) -> None:
     ("load", "save", "given"),
     [
         (lambda key: Fare(key % 5), lambda key: Fare(), {"num_snapshots": 5}),
-        (lambda key: Fare(key % 5, most=key % 9), lambda key: Fare(), {"num_blocks": 40, "slots": 3}),
+        (lambda key: Fare(key % 5, most=key % 9), lambda key: Fare(), {"num_blocks": 40, "slots": 3, "host": 6}),
         (lambda key: Fare(), lambda key: Fare(key % 5, most=key % 2), {"num_snapshots": 2, "in_flight": 2}),
         (lambda key: Fare(None, lingers=key % 3), lambda key: Fare(3), {"num_snapshots": 3, "stages": 2}),
     ],

@@ -50,7 +50,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.begun = 0
         self.faults: set[int] = set()
-        keeps = caching and windows == [None]  # blocks that the device evicts or computes are saved remotely
+        keeps = caching  # blocks that the device evicts go to host memory, and those that it computes to a remote store
         remote = Remote(20, lambda key: fares[key % len(fares)], lambda key: Fare(key % 5)) if keeps and fares else None
         executor = FakeExecutor(
             VOCABULARY, BLOCK, verify=True, windows=windows, max_in_flight=in_flight - 1 + stages, on_step=self._begin,
