@@ -3,10 +3,12 @@
 // A step of a panel is VECTORS registers of LANES groups, laid out as in matrix.h. A panel has a range of 16 consecutive
 // exponents. A value with an exponent in this range, minus the least exponent, needs only its sign, 4 bits of exponent and
 // its mantissa. The words of three registers are stored as they are; the fourth's words are stored in the 4 bits that each
-// of them leaves free. Steps with other exponents are stored uncompressed after all panels.
+// of them leaves free. Steps with other exponents are stored uncompressed after all panels. For matrix registers, a panel
+// is divided into such pieces all the same, each of which is four steps of a tile's width instead.
 //
 // So decoding few sequences, which is bound by memory, reads three quarters of the bytes. Words are decompressed in
-// registers or, if there are more rows than one tile has, into a block that the first tile leaves for the others.
+// registers or, if there are more rows than one tile has, into a block that the first tile leaves for the others; for
+// matrix registers, see compressed_amx.h.
 #pragma once
 
 #include <cstring>
@@ -52,18 +54,14 @@ struct Compressed {
   using Input = typename W::Input;
   using Total = float;
   using Wide = W;
-  static constexpr int GROUP = W::GROUP, ALIGNMENT = 1, OFFSET = 0;
-  static constexpr bool TILES = false;
+  static constexpr int GROUP = W::GROUP, ALIGNMENT = W::ALIGNMENT, OFFSET = 0;
+  static constexpr bool TILES = W::TILES;
 };
-template <class Type>
-constexpr bool IS_COMPRESSED = false;
-template <class Wide>
-constexpr bool IS_COMPRESSED<Compressed<Wide>> = true;
 
 // Whether this level has products with compressed weights.
 template <class Type>
 constexpr bool COMPRESSES = false;
-#if defined(__x86_64__) && !defined(__AMX_TILE__)
+#if defined(__x86_64__)
 template <>
 constexpr bool COMPRESSES<Bf16Groups> = true;
 #endif
@@ -90,6 +88,12 @@ class Steps {
     else
       decompress<FIRST>(groups);
     from += COMPRESSED_STEP;
+  }
+
+  // Skips steps.
+  void skip(int64_t count) {
+    from += count * COMPRESSED_STEP, step += count;
+    while (next >= 0 && next < step) next_plain();
   }
 
  private:
@@ -120,9 +124,10 @@ class Steps {
   template <int FIRST, int W>
   void read_plain(Ints (&groups)[W]) {
     for (int v = 0; v < W; ++v) groups[v] = load_ints((const int32_t*)plain + (FIRST + v) * LANES);
-    plain += PLAIN_STEP;
-    next = ++numbers < last ? *numbers : -1;
+    next_plain();
   }
+
+  void next_plain() { plain += PLAIN_STEP, next = ++numbers < last ? *numbers : -1; }
 };
 
 // Rows times steps of W registers from FIRST on; see multiply in matrix.h. KEEP stores the weights in part.wide.
@@ -184,7 +189,7 @@ void multiply_compressed_tile(int64_t rows, Steps& panel, Part<Type> part) {
 constexpr int FEW_COMPRESSED_ROWS = REGISTERS == 32 ? MOST_ROWS : 2;
 
 // The sums [rows, PANEL] of rows [first, last), at most ROWS, against one panel.
-template <class Type>
+template <class Type, std::enable_if_t<!Type::TILES, int> = 0>
 void sum_panel(const Operands<Compressed<Type>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
   using Wide = typename Type::Wide;
   constexpr bool SAME = std::is_same_v<Type, Wide>;

@@ -65,9 +65,16 @@ constexpr bool IS_CODED = false;
 template <class Wide>
 constexpr bool IS_CODED<Coded<Wide>> = true;
 
+template <class Wide>
+struct Compressed;  // see compressed.h
+template <class Type>
+constexpr bool IS_COMPRESSED = false;
+template <class Wide>
+constexpr bool IS_COMPRESSED<Compressed<Wide>> = true;
+
 // The most rows of a task: as many as keep their sums in a cache; more for coded weights and tiles.
 template <class Type>
-constexpr int64_t ROWS = IS_CODED<Type> || Type::TILES ? 256 : 192;
+constexpr int64_t ROWS = IS_COMPRESSED<Type> && Type::TILES ? 512 : IS_CODED<Type> || Type::TILES ? 256 : 192;
 
 // The operands of a product. `stride` is of input rows, in values; `steps` of one panel, over k.
 template <class Type>

@@ -114,7 +114,9 @@ int64_t quire_compress(const void* weight, int64_t outputs, int64_t size, char* 
     int64_t rows = std::min<int64_t>(PANEL, outputs - index * PANEL);
     pack_panel<Bf16Groups>((const bf16*)weight + index * PANEL * size, rows, size, (bf16*)panel.get());
     // Fills missing outputs with an existing value, as zeros would need another exponent. They are never read.
-    for (int64_t k = 0; k < steps; ++k) std::fill_n(&panel[k * PANEL + rows], PANEL - rows, panel[k * PANEL]);
+    for (int64_t k = 0; k < steps; ++k)
+      for (int64_t n = rows; n < PANEL; ++n)
+        panel[group_at<Bf16Groups>(k, n)] = panel[group_at<Bf16Groups>(k, 0)];
     compress_panel((const uint16_t*)panel.get(), steps, plain, to, to + index * compressed_panel_bytes(steps));
   });
   return plain.used();

@@ -7,6 +7,7 @@
 #include "parallel.h"
 #if defined(__AMX_TILE__)
 #include "coded_pairs.h"
+#include "compressed_amx.h"
 #endif
 
 namespace quire {

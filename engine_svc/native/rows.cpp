@@ -50,9 +50,10 @@ inline void decompress_row(const char* matrix, const char* panel, int64_t n, int
   constexpr int64_t GROUP = Bf16Groups::GROUP;
   Steps steps(matrix, panel);
   Ints groups[VECTORS];
-  for (int64_t k = 0; k < size; k += GROUP) {
-    steps.read<0>(groups);
-    std::memcpy(to + k, (const bf16*)groups + n * GROUP, std::min(GROUP, size - k) * sizeof(bf16));
+  for (int64_t k = 0, read = 0; k < size; k += GROUP) {
+    int64_t place = group_at<Bf16Groups>(k / GROUP, n);
+    for (; read <= place / PANEL; ++read) steps.read<0>(groups);
+    std::memcpy(to + k, (const bf16*)groups + place % PANEL * GROUP, std::min(GROUP, size - k) * sizeof(bf16));
   }
 }
 

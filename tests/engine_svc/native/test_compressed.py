@@ -11,10 +11,10 @@ from engine_svc.ops.native import NativeOps
 from engine_svc.ops.packing import PackedCompressed, experts_product, matrix_product, pack, pack_compressed
 from tests.support.native import AVAILABLE
 
-COMPRESSING = [level for level in AVAILABLE if level.startswith("avx")]
+COMPRESSING = [level for level in AVAILABLE if level != "neon"]
 compressing = pytest.mark.parametrize("level", COMPRESSING)
 SHAPES = [(1100, 1024), (700, 1601), (1030, 1030)]  # large enough that compression pays
-ROWS = (*range(1, 33), 64, 65, 192, 193, 260)
+ROWS = (*range(1, 37), 63, 64, 65, 192, 193, 530)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -24,10 +24,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def both(level: str, weight: torch.Tensor) -> tuple[MatrixProduct, MatrixProduct]:
     """Returns products with the compressed and with the original weight."""
     bias = normal(len(weight), seed=2)
-    compressed = pack_compressed(kernels(level), weight)
+    compressed, plain = pack_compressed(kernels(level), weight), pack(kernels(level), weight)
     assert compressed is not None
-    assert compressed.weights.nbytes < 0.82 * weight.nbytes
-    plain = pack(kernels(level), weight)
+    assert compressed.weights.nbytes < 0.82 * plain.weights.nbytes
     return tuple(matrix_product(kernels(level), each, weight.shape, bias) for each in (compressed, plain))  # type: ignore[return-value]
 
 
@@ -96,9 +95,9 @@ def test_what_would_not_be_smaller_is_left_as_it_is(level: str) -> None:
 @compressing
 def test_experts_are_those_of_the_weights_as_they_came(level: str) -> None:
     """Covers a stack in which one expert has more values that are kept uncompressed."""
-    experts, chosen, size, inner, tokens = 6, 2, 300, 410, 70
+    experts, chosen, size, inner, tokens = 6, 2, 350, 410, 70
     gate_up, down = normal(experts, 2 * inner, size) * 0.02, normal(experts, size, inner, seed=1) * 0.02
-    gate_up[4, ::40, ::100] = 1e30
+    gate_up[4, ::80, ::100] = 1e30
     hidden, found = normal(tokens, size, seed=2), kernels(level)
     weigh, ids = normal(tokens, experts, seed=3).float().softmax(-1).topk(chosen)
     compressed = [pack_compressed(found, each) for each in (gate_up, down)]
@@ -124,8 +123,3 @@ def test_experts_are_those_of_the_weights_as_they_came(level: str) -> None:
 def test_a_layer_has_its_weights_so(level: str) -> None:
     product = NativeOps(kernels(level)).matrix(normal(1100, 1024), None)
     assert product.held[0].dtype == torch.uint8
-
-
-@pytest.mark.parametrize("level", [level for level in AVAILABLE if level not in COMPRESSING])
-def test_other_levels_have_them_as_they_came(level: str) -> None:
-    assert pack_compressed(kernels(level), normal(1100, 1024)) is None
