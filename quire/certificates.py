@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from quire.errors import StartupError
 
-_PEM = re.compile(b"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-# Tags of ASN.1 in DER: the element for a version, which is optional, and a time with two digits for the year.
-_VERSION, _SHORT_TIME = 0xA0, 0x17
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
 
 
 @dataclass(frozen=True)
@@ -75,30 +71,10 @@ def _read(flag: str, path: str) -> bytes:
 
 def expiry(pem: bytes) -> float | None:
     """Unix time at which the first of the certificates in a file expires; None if it has none in the usual form."""
-    return min((_not_after(ssl.PEM_cert_to_DER_cert(each.decode())) for each in _PEM.findall(pem)), default=None)
+    from cryptography.x509 import load_pem_x509_certificates  # slow to import
 
-
-def _not_after(certificate: bytes) -> float:
-    """The end of the validity of a certificate in DER; the parts before it are the serial number, the algorithm of the
-    signature and the issuer."""
-    ((_, signed),) = _elements(certificate)
-    first, *parts = _elements(next(_elements(signed))[1])
-    validity = parts[3 if first[0] == _VERSION else 2][1]
-    _, (tag, text) = _elements(validity)
-    form = "%y%m%d%H%M%SZ" if tag == _SHORT_TIME else "%Y%m%d%H%M%SZ"
-    return datetime.strptime(text.decode(), form).replace(tzinfo=UTC).timestamp()
-
-
-def _elements(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """The tag and the content of each element in DER."""
-    place = 0
-    while place < len(content):
-        tag, length, place = content[place], content[place + 1], place + 2
-        if length & 0x80:  # then it is the number of bytes that the length takes
-            size = length & 0x7F
-            length, place = int.from_bytes(content[place : place + size], "big"), place + size
-        yield tag, content[place : place + length]
-        place += length
+    certificates = load_pem_x509_certificates(pem) if _BEGIN in pem else []
+    return min((each.not_valid_after_utc.timestamp() for each in certificates), default=None)
 
 
 _in_use: dict[str, Certificates] = {}
