@@ -127,10 +127,10 @@ class Tiers(KvConnector):
         parts = {
             place: [index for index, name in enumerate(names) if name in wanted]
             for place, wanted in self._wanted.items()
+            if not wanted.isdisjoint(names)
         }
-        parts = {place: indices for place, indices in parts.items() if indices}
         self._under_way[key] = _UnderWay(len(names), parts)
-        for place, indices in list(parts.items()):
+        for place, indices in parts.items():
             self._places[place].save(
                 self._key(key, place), [names[index] for index in indices], [block_ids[index] for index in indices]
             )

@@ -11,6 +11,7 @@ from engine_svc.kv_cache.block_name import BlockName
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.connectors.host_tier import HostTier
 from engine_svc.kv_cache.connectors.tiers import Tiers
+from engine_svc.kv_cache.events import Tier
 from engine_svc.kv_cache.prefix import Hits, Prefix
 from engine_svc.plan import EndedTransfer
 from tests.conformance.test_connectors import BLOCK, PROMPTS, Worker, host, tiers
@@ -97,6 +98,8 @@ def test_a_prompt_is_found_place_by_place() -> None:
     for prompt in PROMPTS:
         worker.run(prompt)
     assert lookup(worker).hits == Hits(memory=5, elsewhere=1)
+    told = worker.manager.contents().hashes[Tier.HOST]
+    assert len(told) == worker.manager.num_used_host_blocks == worker.manager.num_host_blocks == 10, "routers know them"
     worker.run(PROMPTS[0][: 2 * BLOCK + 1])
     assert lookup(worker).hits == Hits(device=2, memory=1, elsewhere=3)
     assert lookup(worker, may_await=False).hits == Hits(device=2, memory=1), "what need not be waited for"
