@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import quire
 from engine_svc.config_formats.registry import find_model_config
@@ -30,6 +30,13 @@ _LENGTH = 16  # hexadecimal digits
 _PIECES = 16
 _PIECE_BYTES = 64 * 1024
 _TRITON_KERNELS = Path(__file__).parent / "kernels"
+
+
+class Fingerprints(NamedTuple):
+    """Those of a worker, with the names that they have in ModelInfo."""
+
+    fingerprint: str
+    encoder_fingerprint: str
 
 
 def fingerprint(
@@ -57,6 +64,37 @@ def fingerprint(
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     digest.update(model_digest(folder, options))
     return digest.hexdigest()[:_LENGTH]
+
+
+def encoder_fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, weight_version: str = "") -> str:
+    """Computes the fingerprint of a model's encoder, 16 hexadecimal digits; empty if it has none.
+
+    Workers with equal ones encode an image to the same embeddings, so that these may come from one or the other.
+
+    Args:
+        folder, spec, weight_version: see `fingerprint`.
+    """
+    if not _encodes(spec):
+        return ""
+    facts = {
+        "quire": quire.__version__, "torch": version("torch"), "transformers": version("transformers"),
+        "dtype": spec.dtype, "device": spec.device, "instructions": sorted(listed()) if spec.device == "cpu" else [],
+        "seed": (options.generation.seed or 0) if create_format(folder, options.load).is_random else None,
+        "weight_version": weight_version,
+    }  # fmt: skip
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    digest.update(model_digest(folder, options))
+    return digest.hexdigest()[:_LENGTH]
+
+
+def fingerprints(
+    folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_token_ids: Collection[int], weight_version: str = ""
+) -> Fingerprints:
+    """Both; see `fingerprint`."""
+    return Fingerprints(
+        fingerprint(folder, options, spec, eos_token_ids, weight_version),
+        encoder_fingerprint(folder, options, spec, weight_version),
+    )
 
 
 def model_digest(folder: Path, options: EngineOptions) -> bytes:

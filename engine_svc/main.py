@@ -21,6 +21,7 @@ from engine_svc.executor.external import obey, read_launch
 from engine_svc.executor.node import run_node
 from engine_svc.model_info import ModelInfo
 from engine_svc.service.admin import EngineAdminServicer
+from engine_svc.service.encoding import open_media_puller
 from engine_svc.service.kv_blocks import open_puller
 from engine_svc.service.kv_publisher import KvPublisher
 from engine_svc.service.metrics import EngineCollector
@@ -100,7 +101,8 @@ async def serve(
         StartupError: the port is in use, or the model cannot be served.
     """
     registry = new_registry()
-    worker = EngineWorker(executor, model, engine, open_puller(engine, security))
+    pullers = open_puller(engine, security), open_media_puller(engine, security)
+    worker = EngineWorker(executor, model, engine, *pullers)
     grpc_server = build_server(worker, server, security, registry, tracer)
     await grpc_server.start()
     serve_metrics(registry, server.metrics_host, server.metrics_port)

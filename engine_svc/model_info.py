@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine_svc.fingerprint import fingerprint
+from engine_svc.fingerprint import fingerprints
 from engine_svc.kv_cache.sizing import KvCacheSize
 from engine_svc.plan import KvCacheSpec, RoutedExpertsForm
 from engine_svc.requests.generation_config import GenerationDefaults
@@ -13,7 +13,7 @@ from engine_svc.requests.pooling import PoolingFacts
 from engine_svc.requests.request import RequestLimits
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
-from quire.runners import GENERATE
+from quire.runners import ENCODE, GENERATE
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class ModelInfo:
     num_host_snapshots: int = 0
     kv_role: str = ""  # how it exchanges blocks with other workers; empty if it does not
     kv_connector: str = ""  # by which it does
+    ec_role: str = ""  # whether it encodes media for other workers, or has them encode its own; empty if neither
+    encoder_fingerprint: str = ""  # empty without an encoder
     max_loras: int = 0
     draft_cache_bytes: int = 0
     data_parallel_rank: int | None = None
@@ -91,6 +93,8 @@ class ModelInfo:
         opening = f"{self.architecture} in {self.dtype} on {self.device}{kernels}, {invariance}"
         if self.pooling is not None:
             return f"{opening}: {self._pooled(self.pooling)}"
+        if self.runner == ENCODE:
+            return f"{opening}: encodes images, videos and audio for other workers"
         return (
             f"{opening}: KV cache of {tokens:,} tokens, room for {tokens / self.max_model_len:.2f} requests of the "
             f"full {self.max_model_len:,} tokens at once{self._states()}{self._draft()}{self._host_tier()}"
@@ -150,7 +154,7 @@ def make_model_info(
         tensor_parallel_size=options.parallel.tensor_parallel_size,
         attention_backend=spec.attention_backend,
         scheduling_policy=options.scheduler.scheduling_policy,
-        fingerprint=fingerprint(folder, options, spec, eos_token_ids),
+        **fingerprints(folder, options, spec, eos_token_ids)._asdict(),
         default_sampling=dict(defaults.sampling),
         prompt_embeds_size=spec.embedding_size if options.generation.enable_prompt_embeds else 0,
         accepts_images=spec.accepts_images,
@@ -168,6 +172,7 @@ def make_model_info(
         num_host_snapshots=size.num_host_snapshots,
         kv_role=transfer.role,
         kv_connector=next((each.kv_connector or "" for each in (transfer.remote, *transfer.exchanges) if each), ""),
+        ec_role=options.images.encoding().ec_role or "",
         max_loras=options.lora.max_loras if options.lora.enable_lora else 0,
         draft_cache_bytes=spec.draft_bytes_per_block * size.num_blocks,
         data_parallel_rank=options.parallel.data_parallel_rank,

@@ -128,9 +128,21 @@ class AdapterChanges(msgspec.Struct, frozen=True, array_like=True):
 NO_ADAPTER_CHANGES = AdapterChanges()
 
 
+class EncodedRows(msgspec.Struct, frozen=True, array_like=True):
+    """The embeddings of an image as bytes, on their way from one worker to another: see quire.v1.EncodedMedia."""
+
+    dtype: str
+    num_rows: int
+    hidden_size: int
+    num_deep: int
+    kept: list[int]
+    both_ways: bool
+    data: bytes
+
+
 class ImageChanges(msgspec.Struct, frozen=True, array_like=True):
     """Changes of encoded images: some are dropped after a step's new sequences have started, and encoding others is
-    begun.
+    begun, or what another worker has encoded is received.
 
     Each encoding has a key that is never reused. Images are encoded concurrently with steps, and
     StepResult.encoded_images reports the end; from then on new sequences may use the image, until it is dropped.
@@ -139,6 +151,7 @@ class ImageChanges(msgspec.Struct, frozen=True, array_like=True):
 
     dropped: list[int] = []  # keys
     begun: dict[int, Image] = {}  # key -> image
+    received: dict[int, EncodedRows] = {}  # key -> what has been encoded elsewhere
 
 
 NO_IMAGE_CHANGES = ImageChanges()

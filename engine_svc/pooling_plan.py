@@ -1,6 +1,11 @@
-"""Messages between the two sides of a pooling worker: whole sequences go down, and pooled values come back."""
+"""Messages between the two sides of a pooling worker: whole sequences go down, and pooled values come back.
+
+A worker that encodes for others has images and their embeddings in these places.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
@@ -23,7 +28,7 @@ class PoolingPlan(msgspec.Struct, frozen=True, array_like=True):
     """One pooling step."""
 
     step: int
-    sequences: list[PooledSequence]
+    sequences: list[Any]  # PooledSequence or EncodingInput
 
     @property
     def num_tokens(self) -> int:
@@ -42,9 +47,10 @@ class PooledOutput(msgspec.Struct, frozen=True, array_like=True):
 class PoolingResult(msgspec.Struct, frozen=True, array_like=True):
     """The results of a step: for each sequence an output, or the reason of its failure, worded for the caller."""
 
-    outputs: list[PooledOutput | str]
+    outputs: list[Any]  # PooledOutput, EncodedRows or str
     forward_milliseconds: float
     execute_milliseconds: float
+    encoded_media: int = 0  # images that were encoded in the step
 
 
 class PoolingSpec(msgspec.Struct, frozen=True, array_like=True):

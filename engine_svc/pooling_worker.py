@@ -12,7 +12,7 @@ from engine_svc.kv_cache.sizing import KvCacheSize
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.memory_ahead import memory_ahead
 from engine_svc.model_info import ModelInfo, make_model_info
-from engine_svc.parallel.layout import layout_of
+from engine_svc.one_shot import check_one_shot
 from engine_svc.pooling_form.form import PoolingForm, pooling_form
 from engine_svc.pooling_plan import PoolingSpec
 from engine_svc.requests.generation_config import GenerationDefaults
@@ -37,7 +37,11 @@ def build_pooling(
     Raises:
         StartupError: the model cannot be served; says why and what to do.
     """
-    _check(options)
+    others = {
+        "--model-impl transformers": options.form.model_impl == "transformers",
+        "--ec-transfer-config": options.images.encoding().ec_role is not None,
+    }
+    check_one_shot(options, "--runner pooling", others)
     form = pooling_form(config, folder, options.pooling)
     tokens = _token_ids(form, model)
     # Imported late, because torch takes a second or two and the worker answers requests by then.
@@ -55,34 +59,6 @@ def build_pooling(
     info = make_model_info(folder, model, options, spec, size, GenerationDefaults({}, frozenset()))
     info = replace(info, runner=POOLING, pooling=facts)
     return PoolingEngine(rank, facts, options.scheduler, spec.max_num_batched_tokens), info
-
-
-def _check(options: EngineOptions) -> None:
-    """Checks that the options are compatible with pooling.
-
-    Raises:
-        StartupError: one is not.
-    """
-    backend, executor = options.parallel.distributed_executor_backend, options.parallel.executor
-    refused = {
-        "more than one rank (--tensor-parallel-size and similar options)": layout_of(options.parallel).num_ranks > 1,
-        f"--distributed-executor-backend {backend}": backend in ("ray", "external_launcher"),
-        "--worker-cls": executor.worker_cls != "auto",
-        "--worker-extension-cls": bool(executor.worker_extension_cls),
-        "--speculative-config": options.speculative.chosen() is not None,
-        "--enable-lora": options.lora.enable_lora,
-        "--enable-prompt-embeds": options.generation.enable_prompt_embeds,
-        "--enable-return-routed-experts": options.generation.enable_return_routed_experts,
-        "--return-sampling-mask": options.generation.return_sampling_mask,
-        "--weight-transfer-config": options.upkeep.weight_transfer() is not None,
-        "--logits-processors": bool(options.generation.logits_processors),
-        "--kv-cache-dtype": options.cache.kv_cache_dtype not in ("auto", "bfloat16"),
-        "--swap-space": options.cache.swap_space > 0,
-        "--kv-transfer-config": options.cache.transfer().is_on,
-        "--model-impl transformers": options.form.model_impl == "transformers",
-    }
-    if wrong := [name for name, given in refused.items() if given]:
-        raise StartupError(f"--runner pooling does not support {wrong[0]}; leave it out.")
 
 
 def _token_ids(form: PoolingForm, model: ModelOptions) -> Sequence[int]:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,12 @@ from engine_svc.core.adapters import ServedAdapters
 from engine_svc.core.administration import Administration
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.core.loop import EngineLoop, Sink, still_loading
+from engine_svc.core.pooling_engine import PoolingEngine
 from engine_svc.core.stepped import SteppedEngine
 from engine_svc.core.weight_transfer import Trainer, WeightTransfer
+from engine_svc.encoding_worker import build_encoding
 from engine_svc.executor.base import Executor
-from engine_svc.fingerprint import fingerprint
+from engine_svc.fingerprint import Fingerprints, fingerprints
 from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.connectors.pulled_storage import PulledStorage, Puller
 from engine_svc.kv_cache.connectors.shared_storage import SharedStorage
@@ -31,9 +34,10 @@ from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.read_ahead import read_ahead
 from engine_svc.model_info import ModelInfo, make_model_info
-from engine_svc.plan import KvCacheSpec
+from engine_svc.plan import EncodedRows, KvCacheSpec
 from engine_svc.pooling_form.architecture import is_pooling
 from engine_svc.pooling_worker import build_pooling
+from engine_svc.requests.encoding import EncodingRequest
 from engine_svc.requests.generation_config import read_generation_defaults
 from engine_svc.requests.outputs import EngineLoad
 from engine_svc.requests.pooling import PoolingRequest, validate_pooling
@@ -41,15 +45,18 @@ from engine_svc.requests.processors import RequestedProcessors
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.validation import validate
 from engine_svc.scheduler.drafter import Drafter
+from engine_svc.scheduler.media_pulls import MediaPuller
 from engine_svc.speculative.registry import make_speculation
 from engine_svc.speculative.vocabulary import check_vocabulary
 from engine_svc.structured.grammars import Grammars, unknown_vocabulary
 from quire.errors import Conflict, FailedPrecondition, StartupError
+from quire.images import Image, check_images
+from quire.options.ec_transfer import PRODUCER
 from quire.options.engine import EngineOptions
 from quire.options.lora import ENABLE_FLAG, TARGETS_FLAG
 from quire.options.model import ModelOptions
 from quire.options.tokenizer_init import SKIP_FLAG
-from quire.runners import GENERATE, POOLING, wrong_runner
+from quire.runners import GENERATE, wrong_runner
 from quire.sleep import Leaving
 from quire.structured.vocabulary import Vocabulary, make_vocabulary
 from quire.supervised import Stage, report
@@ -67,16 +74,18 @@ class EngineWorker:
     """The worker, as used by the service. The constructor returns at once; `load` loads the model."""
 
     def __init__(
-        self, executor: Executor, model: ModelOptions, options: EngineOptions, puller: Puller | None = None
-    ) -> None:
+        self, executor: Executor, model: ModelOptions, options: EngineOptions, puller: Puller | None = None,
+        media_puller: MediaPuller | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             puller: pulls KV blocks from other workers; None if the options do not have it.
+            media_puller: has images encoded by other workers; None as before.
         """
         self._executor = executor
         self._model = model
         self._options = options
-        self._puller = puller
+        self._puller, self._media_puller = puller, media_puller
         self.kv_transfer = options.cache.transfer()
         self._spans_machines = executor.spans_machines or options.parallel.nodes.nnodes > 1
         self._info: ModelInfo | None = None
@@ -85,8 +94,8 @@ class EngineWorker:
         self.administration = Administration(self.loop, options.upkeep)
         self.transfer = WeightTransfer(self.administration, options, self._spans_machines)
         self._adapters: ServedAdapters | None = None
-        # The fingerprint with weights of a folder and version; None means that sequences cannot move to other workers.
-        self._fingerprint: Callable[[Path, str], str] | None = None
+        # The fingerprints with weights of a folder and version; None means that sequences cannot move to other workers.
+        self._fingerprints: Callable[[Path, str], Fingerprints] | None = None
         self._folder = Path()  # of the weights
         self._weight_version = ""
         self._digesting: asyncio.Task[Mapping[str, str]] | None = None  # under way, for all who wait for it
@@ -136,12 +145,12 @@ class EngineWorker:
 
     async def look_at_weights(self) -> None:
         """Updates the fingerprint after the weights were read again, because their files may have changed."""
-        if self._fingerprint is None:
+        if self._fingerprints is None:
             return
-        found = await asyncio.to_thread(self._fingerprint, self._folder, self._weight_version)
-        if found != self.info.fingerprint:
+        found = await asyncio.to_thread(self._fingerprints, self._folder, self._weight_version)
+        if found.fingerprint != self.info.fingerprint:
             logger.info("the weights have changed")
-            self._info, self._renewals = replace(self.info, fingerprint=found), self._renewals + 1
+            self._info, self._renewals = replace(self.info, **found._asdict()), self._renewals + 1
 
     async def update_weights(self, model_path: str, version: str, leaving: Leaving, wait_seconds: float) -> None:
         """Replaces the weights by those of another checkpoint of the same model.
@@ -201,9 +210,9 @@ class EngineWorker:
 
         folder, version, changed = self._folder, self._weight_version, Conflict(_CHANGED)
         try:
-            if self._fingerprint is not None:
-                found = await asyncio.to_thread(self._fingerprint, folder, version)
-                if found != self.info.fingerprint:
+            if self._fingerprints is not None:
+                found = await asyncio.to_thread(self._fingerprints, folder, version)
+                if found.fingerprint != self.info.fingerprint:
                     raise changed
             digests = await asyncio.to_thread(tensor_digests, folder, self._options)
         except StartupError as error:
@@ -226,12 +235,12 @@ class EngineWorker:
     ) -> None:
         await self.administration.check_weights(str(folder))
         read_ahead(create_format(folder, self._options.load))  # requests may be waited for meanwhile
-        assert self._fingerprint is not None  # only models for pooling have none, whose weights the check refuses
-        found = await asyncio.to_thread(self._fingerprint, folder, version)
+        assert self._fingerprints is not None  # only one-shot engines have none, whose weights the check refuses
+        found = await asyncio.to_thread(self._fingerprints, folder, version)
 
         def replaced() -> None:
             self._folder, self._weight_version = folder, version
-            self._info = replace(self.info, fingerprint=found, model=model)
+            self._info = replace(self.info, **found._asdict(), model=model)
             self._renewals += 1
 
         await self.administration.update_weights(str(folder), version, leaving, wait_seconds, replaced)
@@ -276,8 +285,8 @@ class EngineWorker:
                 served for pooling.
             Overloaded, Unavailable: see `EngineLoop.submit`.
         """
-        if self.info.pooling is not None:
-            raise wrong_runner(request.model or self.info.served_model_names[0], POOLING)
+        if self.info.runner != GENERATE:
+            raise wrong_runner(request.model or self.info.served_model_names[0], self.info.runner)
         if (adapter := self.adapters.find(request.model)) is not None:
             request = replace(request, adapter=adapter)
         validate(request, self.info.limits)
@@ -292,8 +301,18 @@ class EngineWorker:
             Overloaded, Unavailable: see `EngineLoop.submit`.
         """
         if self.info.pooling is None:
-            raise wrong_runner(request.model or self.info.served_model_names[0], GENERATE)
+            raise wrong_runner(request.model or self.info.served_model_names[0], self.info.runner)
         validate_pooling(request, self.info.limits, self.info.pooling)
+        return self.loop.submit(request, sink)
+
+    def encode(self, request: EncodingRequest, sink: Sink) -> int:
+        """Validates a request to encode an image and submits it; returns its key.
+
+        Raises:
+            InvalidRequest: the image is malformed.
+            Overloaded, Unavailable: see `EngineLoop.submit`.
+        """
+        check_images((request.image,), request.image.num_tokens)
         return self.loop.submit(request, sink)
 
     def _build(self) -> SteppedEngine:
@@ -307,16 +326,20 @@ class EngineWorker:
         try:
             folder = weights_folder(self._model, self._options.load)
             read_ahead(create_format(folder, self._options.load))
+            if self._options.images.encoding().ec_role == PRODUCER:
+                return self._one_shot(build_encoding(folder, self._model, self._options))
             config = find_model_config(folder, self._options.form)
             if is_pooling(config, folder, self._options.pooling):
-                return self._build_pooling(folder, config)
+                return self._one_shot(build_pooling(folder, config, self._model, self._options))
             defaults = read_generation_defaults(folder, self._options.generation, config)
             self._check_draft(folder)
             spec = self._executor.load(self._model, self._options)
             size = size_kv_cache(spec, self._options)
             info = make_model_info(folder, self._model, self._options, spec, size, defaults)
+            if info.ec_role and not info.encoder_fingerprint:
+                raise StartupError("--ec-transfer-config: this worker reads text only, so there is nothing to encode.")
             self._folder = folder
-            self._fingerprint = lambda place, version: fingerprint(
+            self._fingerprints = lambda place, version: fingerprints(
                 place, self._options, spec, info.eos_token_ids, version
             )
             adapters = self._read_adapters(info, spec)
@@ -330,11 +353,16 @@ class EngineWorker:
         grammars = Grammars(spec.vocab_size, partial(self._load_vocabulary, spec.vocab_size, facts.eos_token_ids))
         return Engine(
             self._executor, self._options, facts, drafter=self._make_drafter(), connectors=self._make_connectors(),
-            grammars=grammars,
+            grammars=grammars, pull_media=self._pull_media if self._media_puller else None,
         )  # fmt: skip
 
-    def _build_pooling(self, folder: Path, config: Mapping[str, Any]) -> SteppedEngine:
-        engine, info = build_pooling(folder, config, self._model, self._options)
+    def _pull_media(self, image: Image) -> Future[EncodedRows | None]:
+        """See PullMedia."""
+        assert self._media_puller is not None
+        return self._media_puller.pull(image, self.info.encoder_fingerprint)
+
+    def _one_shot(self, built: tuple[PoolingEngine, ModelInfo]) -> SteppedEngine:
+        engine, info = built
         adapters = AdapterRegistry(self._options.lora, info.served_model_names, {})
         self._info, self._adapters = info, ServedAdapters(adapters, self.loop)
         return engine

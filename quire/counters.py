@@ -47,6 +47,11 @@ class Counters:
     draft_emitted_tokens: int = _count("Tokens generated for sequences in steps that verified drafts of theirs.")
     draft_failures: int = _count("Failures of the drafting method; the engine continues without it.")
     dual_batch_steps: int = _count("Steps run in two halves to overlap communication with computation (--enable-dbo).")
+    encoded_media: int = _count("Images, videos and audios that the worker has encoded itself.")
+    pulled_media: int = _count("Images, videos and audios that an encoder worker has encoded for this one.")
+    failed_media_pulls: int = _count(
+        "Images, videos and audios that an encoder worker was asked for in vain; the worker then encodes them itself."
+    )
     draft_accepted_tokens: HistogramSnapshot = _histogram("Number of tokens accepted per verified draft.")
     iteration_tokens: HistogramSnapshot = _histogram(
         "Prompt and generated tokens per step. A prompt counts in full in the step that completes it."

@@ -64,6 +64,8 @@ class Image:
     inputs: tuple[ImageInput, ...]
     pixel_scale: tuple[float, ...] = ()
     pixel_shift: tuple[float, ...] = ()
+    routing_key: int = 0  # see quire.v1.Image, as for the next
+    encoder: str = ""
 
     @property
     def end(self) -> int:
@@ -91,6 +93,10 @@ class Image:
         placed = replace(self, offset=offset, num_tokens=num_tokens)
         placed.__dict__["digest"] = self.digest
         return placed
+
+    def named(self) -> Image:
+        """The image with the key by which routers choose a worker that encodes it."""
+        return replace(self, routing_key=int.from_bytes(self.digest[:8], "little"))
 
     def without_pixels(self) -> Image:
         """What is needed of the image once it is encoded: its place, and its size."""

@@ -104,6 +104,8 @@ class FleetAdapters:
     def welcome(self, worker: RemoteWorker) -> None:
         """Loads the other workers' adapters on a worker that has joined, or is back, and unloads those that were
         unloaded from the others."""
+        if worker.encodes_only:
+            return
         task = asyncio.create_task(self._bring_up_to_date(worker))
         self._welcomes.add(task)
         task.add_done_callback(self._welcomes.discard)
@@ -223,5 +225,7 @@ def _failure(request: engine_pb2.LoadAdapterRequest, results: Collection[Any]) -
 def _is_there(worker: RemoteWorker) -> bool:
     """Whether the worker takes requests, or will again later with the adapters it has by then: it is ready or ejected,
     or an operator has paused it, drained it or put it to sleep."""
+    if worker.encodes_only:
+        return False
     condition = worker.condition
     return worker.model_info is not None and (condition.held or condition.state in (State.READY, State.EJECTED))

@@ -18,6 +18,11 @@ logger = logging.getLogger(__name__)
 
 # Seconds of the caller's deadline kept back for the answer to reach it.
 _MARGIN_SECONDS = 1.0
+# Commands that workers do not get which only encode, unless they are named: they keep the weights that they have.
+_OF_WEIGHTS = (
+    "update_weights", "join_trainer", "start_weight_update", "receive_weights", "finish_weight_update", "name_weights",
+    "digest_weights",
+)  # fmt: skip
 
 
 class RouterAdminServicer(admin_pb2_grpc.RouterAdminServiceServicer):
@@ -32,8 +37,10 @@ class RouterAdminServicer(admin_pb2_grpc.RouterAdminServiceServicer):
     ) -> admin_pb2.RouterAdminServiceAdministerResponse:
         left = context.time_remaining()
         seconds = CALL_SECONDS if left is None else max(0.0, left - _MARGIN_SECONDS)
-        workers = self._chosen(request.workers)
-        if name := request.command.WhichOneof("command"):
+        workers, name = self._chosen(request.workers), request.command.WhichOneof("command")
+        if name in _OF_WEIGHTS and not request.workers:
+            workers = [worker for worker in workers if not worker.encodes_only]
+        if name:
             logger.info("sending %s to %s", name, ", ".join(worker.address for worker in workers))
         outcomes = await asyncio.gather(*(_administer(worker, request.command, seconds) for worker in workers))
         return admin_pb2.RouterAdminServiceAdministerResponse(workers=outcomes)

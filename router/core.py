@@ -16,6 +16,7 @@ from router.autoscaling import Autoscaling
 from router.clock import Clock
 from router.index.prefix_index import PrefixIndex
 from router.metrics import RouterMetrics
+from router.placement.encoders import Encoders
 from router.placement.placement import PlacementTable
 from router.placement.policies.registry import make_policy
 from router.requests.admission import Admission
@@ -58,35 +59,43 @@ class RouterCore:
         self.memory = MemoryGuard()
         admission = Admission(options.max_inflight_requests, self.memory)
         loads = LoadTable()
-        self._ready_workers = ReadyWorkers(workers, clock.time, options.max_absence_seconds, loads)
+        self._encoders = Encoders(workers)
+
+        def serving() -> Collection[Worker]:
+            return [worker for worker in workers() if not worker.encodes_only]
+
+        self._ready_workers = ReadyWorkers(serving, clock.time, options.max_absence_seconds, loads)
         self._clock = clock
         self._swept = clock.time()
         self._outliers = OutlierEjection(workers, clock.time, metrics.ejections.inc)
         self.table: PlacementTable[Stream] = PlacementTable(
-            self._ready_workers, self.index, options, make_policy(options, random), clock, metrics
+            self._ready_workers, self.index, options, make_policy(options, random), clock, metrics, self._encoders
         )
         self.recorder = RequestRecorder(Path(options.record_requests)) if options.record_requests else None
         self.dispatcher = Dispatcher(
             self.table, self._outliers, clock, metrics, options, self.aliases, admission,
             SeedSource(generator=random), self.recorder,
         )  # fmt: skip
-        self._ready_for_pooling = ReadyWorkers(workers, clock.time, options.max_absence_seconds, loads, POOLING)
+        self._ready_for_pooling = ReadyWorkers(serving, clock.time, options.max_absence_seconds, loads, POOLING)
         self.pooling = PoolDispatcher(
             self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases, admission, self.recorder
         )
         self.autoscaling = Autoscaling(
-            workers, {GENERATE: self.dispatcher.waiting, POOLING: self.pooling.waiting},
+            serving, {GENERATE: self.dispatcher.waiting, POOLING: self.pooling.waiting},
             options.autoscaling_target_utilization, clock.time,
         )  # fmt: skip
 
     def on_change(self) -> None:
         """To be called when workers have come, gone, or changed."""
+        self._encoders.changed()
         self._ready_workers.changed()
         self._ready_for_pooling.changed()
         self._call_waiting()
 
     def on_beat(self, ready: Sequence[Worker]) -> None:
         """To be called a few times a second, after all workers were checked, with those that are ready."""
+        self._encoders.changed()
+        ready = [worker for worker in ready if not worker.encodes_only]
         self._ready_workers.beat(ready)
         self._ready_for_pooling.beat(ready)
         self._call_waiting()

@@ -167,7 +167,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         options = dataclasses.replace(self._encode_options(request), contents=contents_of(images))
         finished = self._encoder.finish(token_ids, options)
         seconds = sum(each.seconds for each in prepared)
-        return await self._beside([finished], _render_response, rendered.text, finished, from_images(images), seconds)
+        named = from_images(image.named() for image in images)
+        return await self._beside([finished], _render_response, rendered.text, finished, named, seconds)
 
     async def _with_media(
         self, rendered: Rendered, media: Sequence[PreparedMedium], options: EncodeOptions

@@ -32,6 +32,8 @@ from engine_svc.requests.sequence import LiveRequest
 from engine_svc.scheduler.adapter_slots import AdapterSlots
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
+from engine_svc.scheduler.image_encodings import ImageEncodings
+from engine_svc.scheduler.media_pulls import PullMedia
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.scheduler import Scheduler
 from engine_svc.structured.grammars import Grammars
@@ -75,6 +77,7 @@ class Engine:
         drafter: Drafter | None = None,
         connectors: Sequence[KvConnector] = (),
         grammars: Grammars | None = None,
+        pull_media: PullMedia | None = None,
     ) -> None:
         """
         Args:
@@ -82,6 +85,7 @@ class Engine:
             connectors: those whose block stores the executor has, besides that of the host tier, from near to far.
             grammars: compiles constraints and is closed with the engine; None means that constrained requests are
                 refused.
+            pull_media: has images encoded by other workers; None if this one encodes all.
         """
         self._executor = executor
         self._facts = facts
@@ -96,7 +100,8 @@ class Engine:
         budget = facts.max_num_batched_tokens
         self._scheduler = Scheduler(
             self._kv_cache, options.scheduler, budget, drafter, lookahead, adapters, facts.num_stages,
-            whole_images=facts.bidirectional_images, frames_per_token=facts.frames_per_token,
+            whole_images=facts.bidirectional_images,
+            images=ImageEncodings(budget, facts.frames_per_token, pull_media),
         )  # fmt: skip
         self._statistics = EngineStatistics()
         self._requests = LiveRequests(self._scheduler, clock, self._statistics)
@@ -374,7 +379,8 @@ class Engine:
             self._requests.end(live, FinishReason.ERROR, error)
 
     def _counters(self) -> Counters:
-        statistics, scheduler, lookups = self._statistics, self._scheduler, self._scheduler.lookups
+        statistics, scheduler = self._statistics, self._scheduler
+        lookups, images = scheduler.lookups, scheduler.images
         return Counters(
             prompt_tokens=statistics.prompt_tokens,
             generation_tokens=statistics.generation_tokens,
@@ -387,6 +393,9 @@ class Engine:
             **self._kv_cache.moved_bytes,
             computed_tokens=statistics.computed_tokens,
             dual_batch_steps=statistics.dual_batch_steps,
+            encoded_media=images.num_encoded,
+            pulled_media=images.num_pulled,
+            failed_media_pulls=images.num_failed_pulls,
             **(self._drafter.counters() if self._drafter is not None else {}),
             iteration_tokens=statistics.iteration_tokens.snapshot(),
             model_forward_milliseconds=statistics.forward_milliseconds.snapshot(),

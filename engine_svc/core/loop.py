@@ -22,6 +22,7 @@ from engine_svc.adapters.adapter import Adapter
 from engine_svc.core.handover import Handover
 from engine_svc.core.stepped import SteppedEngine
 from engine_svc.kv_cache.events import CacheContents, Changes, EventLog
+from engine_svc.requests.encoding import EncodingRequest
 from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta
 from engine_svc.requests.pooling import PoolingRequest
 from engine_svc.requests.request import GenerationRequest
@@ -98,7 +99,7 @@ class EngineLoop:
         self._thread.start()
         self._engine = await asyncio.shield(self._built)
 
-    def submit(self, request: GenerationRequest | PoolingRequest, sink: Sink) -> int:
+    def submit(self, request: GenerationRequest | PoolingRequest | EncodingRequest, sink: Sink) -> int:
         """Submits a validated request to the engine; returns the key that identifies it in deltas.
 
         Raises:

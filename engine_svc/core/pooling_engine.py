@@ -1,6 +1,7 @@
 """The engine of a model served for pooling: takes inputs from the queue, runs them and reports the pooled outputs.
 
-It has the same interface as Engine, for the same thread, but no KV cache; every request has exactly one delta.
+It has the same interface as Engine, for the same thread, but no KV cache; every request has exactly one delta. It also
+drives encoders that work for other workers, whose requests have one image each.
 """
 
 from __future__ import annotations
@@ -8,18 +9,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine_svc.adapters.adapter import Adapter
 from engine_svc.core.engine import MAX_CONSECUTIVE_FAILURES
-from engine_svc.core.pooling_queue import LivePooling, PoolingQueue
+from engine_svc.core.pooling_queue import LivePooling, OneShotRequest, PoolingQueue
 from engine_svc.core.rest import Rest
 from engine_svc.core.statistics import EngineStatistics
 from engine_svc.executor.base import ExecutorDead
 from engine_svc.kv_cache.events import CacheContents, Changes, Digest, Tier
-from engine_svc.pooling_plan import PooledOutput, PoolingPlan, PoolingResult
+from engine_svc.pooling_plan import PoolingPlan, PoolingResult
 from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta, Usage
-from engine_svc.requests.pooling import MAX_LIVE_BYTES, PoolingFacts, PoolingRequest
+from engine_svc.requests.pooling import MAX_LIVE_BYTES
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.upkeep import Upkeep
 from quire.counters import Counters
@@ -48,15 +49,34 @@ class PoolingSteps(Protocol):
         """See Executor.upkeep."""
         ...
 
+    def reset_encoder_cache(self) -> None:
+        """Forgets what has been encoded of images, videos and audio."""
+        ...
+
     def close(self) -> None:
         """Ends background work of the runner."""
         ...
 
 
+class OneShotFacts(Protocol):
+    """What requests ask of a model."""
+
+    def held_bytes(self, request: Any) -> int:
+        """Bytes of memory that a live request takes."""
+        ...
+
+    def sequence(self, request: Any, index: int) -> Any:
+        """What a step computes for one of a request's inputs."""
+        ...
+
+
 class QueuedWork:
-    """Implements HeldWork. Steps run synchronously in the engine's thread and leave no state."""
+    """Implements HeldWork. Steps run synchronously in the engine's thread and leave no state in it."""
 
     is_paused = False
+
+    def __init__(self, steps: PoolingSteps) -> None:
+        self._steps = steps
 
     def settle(self) -> None:
         """Does nothing: no step is ever under way."""
@@ -71,7 +91,8 @@ class QueuedWork:
         """Does nothing: there is no prefix cache."""
 
     def reset_encoder_cache(self) -> None:
-        """Does nothing: a step keeps nothing of the images that it encodes."""
+        """See PoolingSteps.reset_encoder_cache."""
+        self._steps.reset_encoder_cache()
 
 
 class PoolingEngine:
@@ -82,7 +103,7 @@ class PoolingEngine:
     def __init__(
         self,
         steps: PoolingSteps,
-        facts: PoolingFacts,
+        facts: OneShotFacts,
         options: SchedulerOptions,
         budget: int,
         clock: Callable[[], float] = time.monotonic,
@@ -100,7 +121,7 @@ class PoolingEngine:
         self._deltas: list[SequenceDelta] = []
         self._statistics = EngineStatistics()
         self._num_steps = self._num_running = self._failures = 0
-        self.rest = Rest(steps.upkeep, QueuedWork())
+        self.rest = Rest(steps.upkeep, QueuedWork(steps))
 
     @property
     def has_work(self) -> bool:
@@ -118,7 +139,7 @@ class PoolingEngine:
     def check_alive(self, asks: bool = False) -> None:
         """Does nothing: steps run in this thread, so nothing else could die."""
 
-    def add(self, key: int, request: PoolingRequest, arrival_time: float | None = None) -> None:
+    def add(self, key: int, request: OneShotRequest, arrival_time: float | None = None) -> None:
         """See Engine.add."""
         arrival = self._clock() if arrival_time is None else arrival_time
         held = self._facts.held_bytes(request)
@@ -188,6 +209,7 @@ class PoolingEngine:
         statistics = self._statistics
         counters = Counters(
             prompt_tokens=statistics.prompt_tokens, computed_tokens=statistics.computed_tokens,
+            encoded_media=statistics.encoded_media,
             iteration_tokens=statistics.iteration_tokens.snapshot(),
             model_forward_milliseconds=statistics.forward_milliseconds.snapshot(),
             model_execute_milliseconds=statistics.execute_milliseconds.snapshot(),
@@ -229,7 +251,11 @@ class PoolingEngine:
         for (live, index), output in zip(batch, result.outputs, strict=True):
             self._take(live, index, output)
 
-    def _take(self, live: LivePooling, index: int, output: PooledOutput | str) -> None:
+    def _take(self, live: LivePooling, index: int, output: Any) -> None:
+        """
+        Args:
+            output: or why there is none, as a string.
+        """
         if live.ended:
             return
         if isinstance(output, str):
@@ -245,6 +271,7 @@ class PoolingEngine:
         statistics, tokens = self._statistics, plan.num_tokens
         statistics.prompt_tokens += tokens
         statistics.computed_tokens += tokens
+        statistics.encoded_media += result.encoded_media
         statistics.iteration_tokens.observe(tokens)
         statistics.forward_milliseconds.observe(result.forward_milliseconds)
         statistics.execute_milliseconds.observe(result.execute_milliseconds)

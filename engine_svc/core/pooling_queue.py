@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from engine_svc.pooling_plan import PooledOutput
-from engine_svc.requests.pooling import PoolingRequest
+
+class OneShotInput(Protocol):
+    """What one step computes for a request."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+
+class OneShotRequest(Protocol):
+    """A request whose inputs are each computed in one step: for pooling, or for encoding an image."""
+
+    @property
+    def inputs(self) -> Sequence[OneShotInput]: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def timeout_seconds(self) -> float | None: ...
 
 
 @dataclass(eq=False)
@@ -14,7 +36,7 @@ class LivePooling:
     """A live pooling request."""
 
     key: int
-    request: PoolingRequest
+    request: OneShotRequest
     rank: int  # from the scheduling policy; lower goes first
     arrival_time: float
     held_bytes: int
@@ -22,7 +44,7 @@ class LivePooling:
     unfinished: int = 0
     first_scheduled_time: float | None = None
     ended: bool = False
-    outputs: list[PooledOutput | None] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)  # None for those that are not computed yet
 
     @property
     def deadline(self) -> float | None:

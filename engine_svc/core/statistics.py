@@ -16,6 +16,7 @@ class EngineStatistics:
         self.generation_tokens = 0
         self.computed_tokens = 0
         self.dual_batch_steps = 0
+        self.encoded_media = 0  # by an encoder that works for others
         self.iteration_tokens = Histogram(ITERATION_TOKEN_BOUNDS)
         self.forward_milliseconds = Histogram(MILLISECOND_BOUNDS)
         self.execute_milliseconds = Histogram(MILLISECOND_BOUNDS)

@@ -31,7 +31,7 @@ from engine_svc.loader.formats.whole import all_tensors
 from engine_svc.loader.host_weights import host_weights_of
 from engine_svc.loader.media import load_encoder_of, with_delay_told, with_head_told
 from engine_svc.loader.names import parameter_of_module
-from engine_svc.loader.own_dtype import read_config_to_load
+from engine_svc.loader.own_dtype import TORCH_DTYPES, compute_dtype, read_config_to_load
 from engine_svc.lora.layers import AdapterLayers
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.models.attention import AnyLayerCache
@@ -56,7 +56,7 @@ from quire.options.engine import EngineOptions
 from quire.options.experts import ExpertOptions
 from quire.options.kernels import CPU_LEVELS
 from quire.options.lora import LoraOptions
-from quire.options.model_form import DTYPES, ModelFormOptions
+from quire.options.model_form import ModelFormOptions
 from quire.options.multimodal import most
 from quire.options.speculative import HEAD_METHODS, LOOKUP_METHODS
 from quire.registry import registry
@@ -66,12 +66,6 @@ if TYPE_CHECKING:
     from engine_svc.models.transformers_model import Division
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = registry("--dtype", DTYPES, {
-    "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-    "half": torch.float16,
-})  # fmt: skip
-
 
 _STATE_DTYPES = registry("--mamba-cache-dtype", STATE_DTYPES, {
     "auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
@@ -308,7 +302,7 @@ def place_layers(
         StartupError: the layers are not supported with these options.
         ValueError: the layers cannot be divided among the ranks.
     """
-    dtype = _dtype(config.dtype, options.form.dtype)
+    dtype = compute_dtype(config.dtype, options.form.dtype)
     kernels = choose_kernels(options.kernels.cpu_kernels, device)
     invariant = options.kernels.batch_invariant is True
     if invariant and options.parallel.experts.enable_eplb and any(config.moe):
@@ -376,7 +370,7 @@ def division_told(groups: ParallelGroups) -> Iterator[None]:
 def _adapters(options: LoraOptions, config: ModelConfig, context: LayerContext) -> AdapterLayers | None:
     if not options.enable_lora:
         return None
-    dtype = context.dtype if options.lora_dtype == "auto" else _DTYPES[options.lora_dtype]
+    dtype = context.dtype if options.lora_dtype == "auto" else TORCH_DTYPES[options.lora_dtype]
     settings = AdapterSettings(
         options.max_loras, options.max_lora_rank, dtype, context.dtype, options.fully_sharded_loras,
         TargetModules(options.lora_target_modules), is_part=context.groups.layout.pipeline > 1,
@@ -415,7 +409,7 @@ def _load_from_transformers(
     from engine_svc.models.transformers_model import TransformersModel
 
     progress = options.load.use_tqdm_on_load and sys.stderr.isatty()
-    dtype = _dtype(config.get("dtype") or config.get("torch_dtype") or "float32", options.form.dtype)
+    dtype = compute_dtype(config.get("dtype") or config.get("torch_dtype") or "float32", options.form.dtype)
     division = _division(groups, options, device)
     model = TransformersModel(folder, config, dtype, device, progress, lambda: all_tensors(source), division)
     heads, facts = model.heads(), model.facts()
@@ -451,16 +445,6 @@ def _state_form(shapes: dict[int, StateShape], cache: CacheOptions, dtype: torch
         convolution_dtype=convolution or dtype,
         recurrent_dtype=_STATE_DTYPES[cache.mamba_ssm_cache_dtype] or convolution or torch.float32,
     )
-
-
-def _dtype(own: object, chosen: str) -> torch.dtype:
-    """
-    Raises:
-        StartupError: the model's own dtype is not one that it can be computed in.
-    """
-    if chosen == "auto" and (not isinstance(own, str) or own not in _DTYPES):
-        raise StartupError(f"The model's dtype is {own!r}; choose one of {', '.join(_DTYPES)} with --dtype.")
-    return _DTYPES[str(own) if chosen == "auto" else chosen]
 
 
 def longest_sequence(facts: ModelFacts, form: ModelFormOptions) -> int:

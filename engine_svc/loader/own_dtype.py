@@ -1,4 +1,7 @@
-"""The dtype of a model whose configuration names none, such as gpt-oss: that of its weights."""
+"""The dtype that a model is computed in: the chosen one, or its own.
+
+The own one of a model whose configuration names none, such as gpt-oss, is that of its weights.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.loader.formats.safetensors_files import opened
-from quire.options.model_form import ModelFormOptions
+from quire.errors import StartupError
+from quire.options.model_form import DTYPES, ModelFormOptions
+from quire.registry import registry
 
+TORCH_DTYPES = registry("--dtype", DTYPES, {
+    "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "half": torch.float16,
+})  # fmt: skip
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # as safetensors names dtypes → as config.json does
 
 
@@ -34,6 +45,20 @@ def read_config_to_load(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
                 if name.endswith(".weight") and (dtype := _NAMES.get(tensor.get_dtype())):
                     sizes[dtype] += math.prod(tensor.get_shape())
     return {**config, "dtype": sizes.most_common(1)[0][0]} if sizes else config
+
+
+def compute_dtype(own: object, chosen: str) -> torch.dtype:
+    """The dtype for --dtype.
+
+    Args:
+        own: the model's own.
+
+    Raises:
+        StartupError: the model's own dtype is not one that it can be computed in.
+    """
+    if chosen == "auto" and (not isinstance(own, str) or own not in TORCH_DTYPES):
+        raise StartupError(f"The model's dtype is {own!r}; choose one of {', '.join(TORCH_DTYPES)} with --dtype.")
+    return TORCH_DTYPES[str(own) if chosen == "auto" else chosen]
 
 
 def _names_dtype(config: Mapping[str, Any]) -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
 from engine_svc.media.base import EncodedImage, MediaEncoder
+from engine_svc.media.packing import unpack
 from engine_svc.media.unfit import UnfitImage
 from engine_svc.plan import ImageChanges
-from quire.images import Image
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +23,7 @@ class ImageStore:
     """Holds encoded images by their keys, see ImageChanges. Called from the thread that runs the steps."""
 
     def __init__(self, encoder: MediaEncoder, device: torch.device) -> None:
-        self._encoder = encoder
+        self._encoder, self._device = encoder, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._held: dict[int, EncodedImage] = {}
         self._leaving: list[int] = []  # images that only the sequences which start in this step may use
@@ -37,14 +39,17 @@ class ImageStore:
         self._wanted.difference_update(changes.dropped)
         for key, image in changes.begun.items():
             self._wanted.add(key)
-            self._thread.submit(self._encode, key, image)
+            self._thread.submit(self._make, key, partial(self._encoder.encode, image))
+        for key, rows in changes.received.items():
+            self._wanted.add(key)
+            self._thread.submit(self._make, key, partial(unpack, rows, self._device))
 
-    def _encode(self, key: int, image: Image) -> None:
+    def _make(self, key: int, make: Callable[[], EncodedImage]) -> None:
         if key not in self._wanted:
             return
         try:
             with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-                encoded = self._encoder.encode(image)
+                encoded = make()
             if self._stream is not None:
                 self._stream.synchronize()
             self._done.put((key, encoded, ""))

@@ -29,3 +29,6 @@ class PoolingRank(BaseRank[PoolingRunner]):
         self._profiler.begin_step()
         with self._profiler.part("compute"):
             return self.runner.run(plan)
+
+    def reset_encoder_cache(self) -> None:
+        """Does nothing: a step keeps nothing of the images that it encodes."""

@@ -21,7 +21,7 @@ from engine_svc.upkeep import (
     Upkeep,
 )
 
-_NOT_REPLACED = "weights of a model that is served for pooling cannot be replaced: start workers with the new ones"
+_NOT_REPLACED = "weights of a worker for pooling or encoding cannot be replaced: start workers with the new ones"
 
 
 class BaseRank(Generic[Model]):

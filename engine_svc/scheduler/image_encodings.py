@@ -4,6 +4,9 @@ Ranks encode images beside their steps, so that an image of megapixels does not 
 sequence starts once all images that it will compute are encoded. Until then it is set aside, so that it does not block
 the queue, and is queued again afterwards. What is encoded stays with the ranks as long as it fits, for sequences with
 the same image; once a sequence has started, it no longer depends on that.
+
+An image that names a worker which encodes it is pulled from there (media_pulls.py), and encoded here if it does not
+come.
 """
 
 from __future__ import annotations
@@ -13,18 +16,20 @@ from collections.abc import Iterable, Mapping
 
 from engine_svc.plan import ImageChanges
 from engine_svc.requests.sequence import Sequence
+from engine_svc.scheduler.media_pulls import MediaPulls, PullMedia
 from quire.images import Image
 
 
 class _Entry:
     """An image that is encoded, or that sequences wait for."""
 
-    __slots__ = ("image", "is_ready", "key", "num_users", "used")
+    __slots__ = ("image", "is_pulled", "is_ready", "key", "num_users", "used")
 
     def __init__(self, image: Image) -> None:
         self.image = image
         self.key = 0  # identifies its encoding on the ranks; 0 until it is begun
         self.is_ready = False
+        self.is_pulled = False  # another worker has encoded it
         self.num_users = 0  # sequences that have not started yet
         self.used = 0  # logical time of the last use; greater is later
 
@@ -33,11 +38,12 @@ class ImageEncodings:
     """The images of sequences that have not started, and those encoded last. Single-threaded unless a method says
     otherwise."""
 
-    def __init__(self, most_tokens: int = 0, frames_per_token: int = 0) -> None:
+    def __init__(self, most_tokens: int = 0, frames_per_token: int = 0, pull: PullMedia | None = None) -> None:
         """
         Args:
             most_tokens: tokens of all images that may be encoded or being encoded, unless one sequence needs more.
             frames_per_token: see ModelFacts. A sequence that hears a recording needs it to its own end.
+            pull: has images encoded by other workers; None if this one encodes all.
         """
         self._most_tokens, self._frames_per_token = most_tokens, frames_per_token
         self._entries: dict[bytes, _Entry] = {}  # by the image's digest
@@ -48,6 +54,8 @@ class ImageEncodings:
         self._uses = itertools.count(1)
         self._dropped: list[int] = []
         self._begun: dict[int, Image] = {}
+        self._pulls = MediaPulls(pull)
+        self.num_encoded = self.num_pulled = 0  # since the start
 
     # Sequences.
 
@@ -111,9 +119,17 @@ class ImageEncodings:
 
     def take_changes(self) -> ImageChanges:
         """Returns the changes that the next step begins with, and clears them."""
-        changes = ImageChanges(self._dropped, self._begun)
+        received, missing = self._pulls.take()
+        for key in received:
+            self._under_way[key].is_pulled = True
+        changes = ImageChanges(self._dropped, {**self._begun, **missing}, dict(received))
         self._dropped, self._begun = [], {}
         return changes
+
+    @property
+    def num_failed_pulls(self) -> int:
+        """Images that other workers were asked for in vain, since the start."""
+        return self._pulls.num_failed
 
     def end(self, encoded: Mapping[int, str]) -> list[tuple[Sequence, str]]:
         """Books encodings that have ended.
@@ -134,6 +150,8 @@ class ImageEncodings:
                 self._drop(entry)
             else:
                 entry.is_ready = True
+                self.num_pulled += entry.is_pulled
+                self.num_encoded += not entry.is_pulled
         return failed
 
     def redo(self, changes: ImageChanges) -> None:
@@ -167,7 +185,9 @@ class ImageEncodings:
                 raise RuntimeError("images are being encoded that are encoded, or begun and not encoded")
 
     def _entry(self, image: Image) -> _Entry:
-        return self._entries.setdefault(image.digest, _Entry(image))
+        entry = self._entries.setdefault(image.digest, _Entry(image))
+        entry.image = image  # the latest one, as the worker that encodes it may have changed
+        return entry
 
     def _release(self, sequence: Sequence) -> None:
         """Removes a sequence from the users of its images."""
@@ -193,8 +213,10 @@ class ImageEncodings:
                     break
             for entry in missing:
                 entry.key = next(self._keys)
+                entry.is_pulled = False
                 self._under_way[entry.key] = entry
-                self._begun[entry.key] = entry.image
+                if not self._pulls.begin(entry.key, entry.image):
+                    self._begun[entry.key] = entry.image
 
     def _drop_for(self, own: list[_Entry]) -> None:
         """Drops all that is encoded for sequences that are set aside, and for no others, apart from `own`."""
@@ -235,7 +257,7 @@ class ImageEncodings:
 
     def _drop(self, entry: _Entry) -> None:
         """Removes an image from the ranks; forgets it if nobody needs it."""
-        if entry.key and self._begun.pop(entry.key, None) is None:
+        if entry.key and not self._pulls.cancel(entry.key) and self._begun.pop(entry.key, None) is None:
             self._dropped.append(entry.key)
         self._under_way.pop(entry.key, None)
         entry.key, entry.is_ready = 0, False

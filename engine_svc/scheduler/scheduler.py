@@ -50,7 +50,7 @@ class Scheduler:
         num_stages: int = 1,
         *,
         whole_images: bool = False,
-        frames_per_token: int = 0,
+        images: ImageEncodings | None = None,
     ) -> None:
         """
         Args:
@@ -59,10 +59,10 @@ class Scheduler:
             adapters: None means that no adapters are served.
             num_stages: pipeline stages, each of which may have a step under way while another step is planned.
             whole_images: a step computes whole images only: see ModelFacts.whole_image_tokens.
-            frames_per_token: see ModelFacts.
+            images: by default, one that keeps a step's tokens of them.
         """
         self.adapters = adapters or AdapterSlots()
-        self.images = ImageEncodings(token_budget, frames_per_token)
+        self.images = images or ImageEncodings(token_budget)
         self._kv_cache = kv_cache
         self._options = options
         self._whole_images = whole_images

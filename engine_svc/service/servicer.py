@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
 
 from engine_svc.core.loop import EngineLoop
-from engine_svc.requests.outputs import FinishReason, SequenceDelta, num_items
+from engine_svc.requests.outputs import SequenceDelta, num_items
+from engine_svc.service.answer import OnlyDelta
 from engine_svc.service.convert import (
     add_delta,
     from_adapter,
@@ -18,12 +18,13 @@ from engine_svc.service.convert import (
     to_pooling_request,
     to_request,
 )
+from engine_svc.service.encoding import encoded_media
 from engine_svc.service.kv_blocks import kv_blocks
 from engine_svc.service.kv_events import kv_events
 from engine_svc.service.session import EngineSession
 from engine_svc.service.traces import EngineTraces
 from engine_svc.worker import EngineWorker
-from quire.errors import Cancelled, Overloaded
+from quire.errors import Overloaded
 from quire.rpc.context import current_request_id
 from quire.rpc.session import Outbox
 from quire.tracing.base import Tracer
@@ -56,18 +57,6 @@ class DeltaQueue:
         if self._overflow is not None:
             raise self._overflow
         return await self._outbox.next() or []
-
-
-class _Answer:
-    """Receives the only delta of a pooling request."""
-
-    def __init__(self) -> None:
-        self.delta: asyncio.Future[SequenceDelta] = asyncio.get_running_loop().create_future()
-
-    def deliver(self, deltas: list[SequenceDelta]) -> None:
-        """Called by the engine's loop."""
-        if not self.delta.done():
-            self.delta.set_result(deltas[-1])
 
 
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
@@ -107,18 +96,13 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         return EngineSession(self._worker, self._traces).frames(request_iterator)
 
     async def Pool(self, request: common_pb2.PoolRequest, context: grpc.aio.ServicerContext) -> common_pb2.PoolResponse:
-        answer = _Answer()
+        answer = OnlyDelta()
         pooling = to_pooling_request(request, current_request_id(), context.time_remaining())
         key = self._worker.pool(pooling, answer)
         try:
-            delta = await answer.delta
+            return from_pooled(await answer.result())
         finally:
             self._worker.loop.detach(key)
-        if delta.error is not None:
-            raise delta.error
-        if delta.finish_reason is not FinishReason.STOP:
-            raise Cancelled("The request was aborted.")
-        return from_pooled(delta)
 
     async def Abort(
         self, request: engine_pb2.AbortRequest, context: grpc.aio.ServicerContext
@@ -146,6 +130,11 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self, request: engine_pb2.PullKvBlocksRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[engine_pb2.PullKvBlocksResponse]:
         return kv_blocks(self._worker, request)
+
+    def EncodeMedia(
+        self, request: engine_pb2.EncodeMediaRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.EncodeMediaResponse]:
+        return encoded_media(self._worker, request, current_request_id(), context.time_remaining())
 
     async def LoadAdapter(
         self, request: engine_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext

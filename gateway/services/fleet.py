@@ -16,7 +16,7 @@ from gateway.services.fleet_counters import FleetCounters
 from gateway.services.routers import RouterSession
 from quire.errors import NotFound, QuireError, Unavailable
 from quire.options.kv_transfer import CONSUMER, GRPC, PRODUCER
-from quire.runners import wrong_runner
+from quire.runners import ENCODE, wrong_runner
 from quire.v1 import admin_pb2, common_pb2, engine_pb2, router_pb2
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,8 @@ class Fleet:
         now = time.monotonic()
         self._told = told
         self._aliases = told.aliases if told.workers else self._aliases
-        for worker in (*told.workers, *self.ready):  # ready workers last, so that they win for a name
+        serving = [worker for worker in told.workers if not _encodes_only(worker)]
+        for worker in (*serving, *self.ready):  # ready workers last, so that they win for a name
             for name in worker.model_info.served_model_names[:1]:
                 self._remembered[name] = worker.model_info, now
         self._remembered = {
@@ -138,8 +139,9 @@ class Fleet:
 
     @property
     def heard(self) -> list[router_pb2.Worker]:
-        """Reachable workers that have reported a model, whether or not they take requests."""
-        return [worker for worker in self.workers if worker.state in _HEARD and worker.model_info.served_model_names]
+        """Reachable workers that have reported a model that they serve, whether or not they take requests now."""
+        heard = [worker for worker in self.workers if worker.state in _HEARD and worker.model_info.served_model_names]
+        return [worker for worker in heard if not _encodes_only(worker)]
 
     @property
     def counters(self) -> Mapping[EngineKey, common_pb2.EngineCounters]:
@@ -262,4 +264,9 @@ async def _list_workers(router: RouterSession) -> router_pb2.ListWorkersResponse
 
 
 def _ready(workers: Sequence[router_pb2.Worker]) -> list[router_pb2.Worker]:
-    return [worker for worker in workers if worker.state == router_pb2.WORKER_STATE_READY]
+    return [worker for worker in workers if worker.state == router_pb2.WORKER_STATE_READY and not _encodes_only(worker)]
+
+
+def _encodes_only(worker: router_pb2.Worker) -> bool:
+    """Whether it serves no model, but encodes images for workers that do."""
+    return bool(worker.model_info.runner == ENCODE)

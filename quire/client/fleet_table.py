@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.client.text_table import percent, printable, text_table
+from quire.runners import ENCODE
 from quire.v1 import router_pb2
 
 _HEADER = (
@@ -56,9 +57,10 @@ def _row(worker: router_pb2.Worker) -> list[str]:
 
 
 def _model(worker: router_pb2.Worker) -> str:
-    """The model's main name; the end of a long one, which may be a path."""
+    """The model's main name; the end of a long one, which may be a path. It tells which workers only encode."""
     name: str = next(iter(worker.model_info.served_model_names), "-")
-    return name if len(name) <= _LONGEST_MODEL else "…" + name[1 - _LONGEST_MODEL :]
+    name = name if len(name) <= _LONGEST_MODEL else "…" + name[1 - _LONGEST_MODEL :]
+    return f"{name} (encoder)" if worker.model_info.runner == ENCODE else name
 
 
 def _sum(workers: Sequence[router_pb2.Worker]) -> str:

@@ -13,10 +13,13 @@ import msgspec
 from quire.errors import StartupError
 from quire.media import MediaKind
 from quire.options.base import option
+from quire.options.ec_transfer import CONSUMER, PRODUCER, EcTransferConfig
 from quire.options.json_object import check_object
+from quire.options.kv_transfer import GRPC
 from quire.options.nearest import nearest
 
 LIMIT_FLAG = "--limit-mm-per-prompt"
+ENCODER_FLAG = "--mm-encoder-only"
 _MOST = 999
 _COUNT = "count"
 # Kind → the keys that its limit may have besides the number, for vLLM, which measures memory with inputs of that size.
@@ -176,3 +179,33 @@ class ImageEncoderOptions:
     group: ClassVar[str] = "MultiModalConfig"
 
     limit_mm_per_prompt: str = limit_option()
+    mm_encoder_only: bool = option(
+        False, "Loads the encoder of images, videos and audio only, and encodes them for the workers that generate "
+        "(--ec-transfer-config). Needs a router that knows both.",
+    )  # fmt: skip
+    ec_transfer_config: dict[str, Any] = option(
+        {}, "Has images, videos and audio encoded by workers with --mm-encoder-only, as JSON or key by key. Keys: "
+        "ec_connector (GrpcConnector), ec_role (ec_consumer for a worker that generates; ec_producer, which "
+        "--mm-encoder-only implies), ec_buffer_size (bytes of embeddings that an ec_producer keeps: 1e9).",
+        schema=EcTransferConfig,
+    )  # fmt: skip
+
+    def encoding(self) -> EcTransferConfig:
+        """The settings of --ec-transfer-config, which the command line has checked, with the role that is implied.
+
+        Raises:
+            StartupError: the role is not the one of --mm-encoder-only.
+        """
+        config = msgspec.convert(self.ec_transfer_config, EcTransferConfig)
+        if self.mm_encoder_only and config.ec_role == CONSUMER:
+            raise StartupError(
+                f"{ENCODER_FLAG} contradicts ec_role {CONSUMER} of --ec-transfer-config: use {PRODUCER}, or leave one "
+                "of them out."
+            )
+        if config.ec_role == PRODUCER and not self.mm_encoder_only:
+            raise StartupError(
+                f"ec_role {PRODUCER} of --ec-transfer-config is for workers that only encode: add {ENCODER_FLAG}, or "
+                f"use {CONSUMER}."
+            )
+        implied = {"ec_connector": GRPC, "ec_role": PRODUCER} if self.mm_encoder_only else {}
+        return msgspec.structs.replace(config, **implied)

@@ -18,6 +18,10 @@ class ServeOptions:
         aliases=("-asc",),
         minimum=1, maximum=64,
     )  # fmt: skip
+    encoder_workers: int = option(
+        0, "Number of workers that only encode images, videos and audio (--mm-encoder-only), for the others of this "
+        "stack. They take the GPUs that these leave over, or share theirs.", minimum=0, maximum=64,
+    )  # fmt: skip
     device_ids: tuple[str, ...] = option(
         (), "GPUs that the engines share out, as in CUDA_VISIBLE_DEVICES: numbers or UUIDs. Takes several words. "
         "Default: all.", following=r"\d+|(GPU|MIG)-[\w/-]+", metavar="ID...",

@@ -17,6 +17,8 @@ def to_images(messages: Iterable[common_pb2.Image]) -> tuple[Image, ...]:
             tuple(ImageInput(each.name, each.dtype, tuple(each.shape), each.data) for each in message.inputs),
             tuple(message.pixel_scale),
             tuple(message.pixel_shift),
+            message.routing_key,
+            message.encoder,
         )
         for message in messages
     )
@@ -34,6 +36,7 @@ def from_images(images: Iterable[Image]) -> list[common_pb2.Image]:
             ],
             pixel_scale=image.pixel_scale,
             pixel_shift=image.pixel_shift,
+            routing_key=image.routing_key,
         )
         for image in images
     ]

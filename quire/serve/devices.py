@@ -77,11 +77,32 @@ def devices_of_engines(
         )
     if engines == 1 or not gpus:
         return [{}] * engines
-    named = [name.strip() for name in environment.get(_VARIABLE, "").split(",") if name.strip()]
-    names = named or [str(index) for index in range(gpus)]
+    names = _names(gpus, environment)
     if gpus < engines:
         return [{_VARIABLE: names[index % gpus]} for index in range(engines)]
     return [{_VARIABLE: ",".join(names[index * ranks : (index + 1) * ranks])} for index in range(engines)]
+
+
+def devices_of_encoders(
+    encoders: int, taken: int, gpus: int, environment: Mapping[str, str]
+) -> Sequence[Mapping[str, str]]:
+    """The environment variables that show each worker that only encodes its GPU; empty without GPUs.
+
+    They take the GPUs that the engines leave over in turns; if there are none, they share those of the engines.
+
+    Args:
+        taken: number of GPUs that the engines use, which are the first ones.
+        gpus: number of GPUs visible in this environment.
+    """
+    names = _names(gpus, environment)
+    names = names[taken:] or names
+    return [{_VARIABLE: names[index % len(names)]} if names else {} for index in range(encoders)]
+
+
+def _names(gpus: int, environment: Mapping[str, str]) -> Sequence[str]:
+    """The names of the GPUs visible in this environment."""
+    named = [name.strip() for name in environment.get(_VARIABLE, "").split(",") if name.strip()]
+    return named or [str(index) for index in range(gpus)]
 
 
 def _sum(engines: int, ranks: int) -> str:

@@ -180,7 +180,7 @@ class ElasticStack:
 
     async def _tell_router(self, layout: Layout) -> None:
         """Sets the router's workers; those left out get no new requests, and finish the ones they have."""
-        addresses = [*self._options.router.workers, *(layout.own[name] for name in layout.engines)]
+        addresses = [*self._options.router.workers, *layout.workers]
         async with self._router() as router:
             await router.SetWorkers(
                 router_pb2.SetWorkersRequest(addresses=addresses), metadata=call_metadata(self._options.security),

@@ -11,10 +11,13 @@ from typing import Any
 from quire.errors import StartupError
 from quire.model_folder import DEMO_MODEL
 from quire.options.base import values_of
+from quire.options.ec_transfer import CONSUMER
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
+from quire.options.kv_transfer import GRPC
 from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
+from quire.options.multimodal import ENCODER_FLAG
 from quire.options.reasoning import PARSERS_OF_CALLS_TOO
 from quire.options.router import RouterOptions
 from quire.options.serve import ServeOptions
@@ -65,6 +68,7 @@ class Layout:
         metrics: name of such a process → port of its metrics.
         engines: name of an engine of this stack → its data-parallel rank; empty if the user named a router, which has
             its own engines.
+        encoders: names of the workers that only encode for them.
         ranks: the ranks that this machine runs, and where the others are.
         meeting_port: port at which the ranks of a model with experts meet; 0 without other ranks.
         gateways: names of the processes that answer HTTP.
@@ -76,11 +80,17 @@ class Layout:
     own: dict[str, str]
     metrics: dict[str, int]
     engines: Mapping[str, int]
+    encoders: tuple[str, ...]
     ranks: LocalRanks
     meeting_port: int
     gateways: tuple[str, ...]
     shared_port_folder: str
     uds_descriptor: int | None
+
+    @property
+    def workers(self) -> list[str]:
+        """Addresses of the stack's own workers."""
+        return [self.own[name] for name in (*self.engines, *self.encoders)]
 
 
 def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
@@ -98,8 +108,10 @@ def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
     if not options.gateway.router_address:
         options.engine.lora.check()
         _check_adapter_names(options)
+    _check_encoders(options, ranks)
     engines = {} if options.gateway.router_address else _engine_names(ranks)
-    own = _engine_addresses(engines, options, ports)
+    encoders = _names("encoder", options.serve.encoder_workers)
+    own = _engine_addresses(engines, options, ports) | _encoder_addresses(encoders, ranks, ports)
     if not (options.gateway.router_address or ranks.headless):
         own["router"] = _router_address(options, ranks, ports)
     if not (options.gateway.tokenizer_address or options.gateway.skip_tokenizer_init or ranks.headless):
@@ -110,16 +122,17 @@ def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
         own,
         dict(zip(own, ports.hold_free(len(own)), strict=True)),
         engines,
+        encoders,
         ranks,
         _meeting_port(options, ranks, ports),
-        () if ranks.headless else _gateway_names(options.serve.api_server_count),
+        () if ranks.headless else _names("gateway", options.serve.api_server_count),
         ports.make_folder() if options.serve.api_server_count > 1 else "",
         ports.uds_descriptor,
     )
 
 
-def _gateway_names(count: int) -> tuple[str, ...]:
-    return ("gateway",) if count == 1 else tuple(f"gateway-{index}" for index in range(count))
+def _names(service: str, count: int) -> tuple[str, ...]:
+    return (service,) if count == 1 else tuple(f"{service}-{index}" for index in range(count))
 
 
 def _engine_names(ranks: LocalRanks) -> Mapping[str, int]:
@@ -131,6 +144,13 @@ def _engine_addresses(names: Collection[str], options: StackOptions, ports: Held
     ranks, host = options.ranks, LOOPBACK
     if ranks.registers_elsewhere:
         host = options.engine.parallel.executor.host_ip or own_address_at(ranks.address, ranks.rpc_port)
+    held = ports.hold_free(len(names), host)
+    return {name: join_address(host, port) for name, port in zip(names, held, strict=True)}
+
+
+def _encoder_addresses(names: Collection[str], ranks: LocalRanks, ports: HeldPorts) -> dict[str, str]:
+    """Encoder name → address to listen on; on a first node, one that the engines of further nodes can reach."""
+    host = ranks.address if ranks.has_members_elsewhere else LOOPBACK
     held = ports.hold_free(len(names), host)
     return {name: join_address(host, port) for name, port in zip(names, held, strict=True)}
 
@@ -151,6 +171,21 @@ def _meeting_port(options: StackOptions, ranks: LocalRanks, ports: HeldPorts) ->
     if ranks.elsewhere:
         return ranks.rpc_port + 1
     return ports.hold_free(1)[0] if ranks.size > 1 else 0
+
+
+def _check_encoders(options: StackOptions, ranks: LocalRanks) -> None:
+    """
+    Raises:
+        StartupError: the stack would have no worker that generates, or encoders that its router does not know.
+    """
+    elsewhere = f"`quire engine MODEL {ENCODER_FLAG} --register-with ROUTER`"
+    if options.engine.images.mm_encoder_only:
+        raise StartupError(
+            f"{ENCODER_FLAG}: a stack needs workers that generate. Use --encoder-workers N for workers beside these "
+            f"that only encode, or {elsewhere} for one beside those of another router."
+        )
+    if options.serve.encoder_workers and ranks.headless:
+        raise StartupError(f"--encoder-workers is for the node with the router. On other nodes, use {elsewhere}.")
 
 
 def _check_used(flag: str, addresses: Sequence[str], *groups: Any) -> None:
@@ -207,7 +242,7 @@ def with_derived(options: StackOptions) -> StackOptions:
     Raises:
         StartupError: options are inconsistent; or others need the same token, and none is given.
     """
-    changes: dict[str, Any] = {"gateway": _with_parsers(options)}
+    changes: dict[str, Any] = {"gateway": _with_parsers(options), "engine": _with_encoders(options)}
     if options.gateway.needs_key and not options.security.grpc_token:
         ranks, is_shared = options.ranks, options.gateway.enable_kv_transfer_params
         if ranks.registers_elsewhere or ranks.has_members_elsewhere or is_shared:
@@ -221,6 +256,15 @@ def with_derived(options: StackOptions) -> StackOptions:
     derived.gateway.check()
     derived.tracing.check()
     return derived
+
+
+def _with_encoders(options: StackOptions) -> EngineOptions:
+    """The options of the engines, which ask the stack's encoders if there are any."""
+    if not options.serve.encoder_workers:
+        return options.engine
+    asking = {"ec_connector": GRPC, "ec_role": CONSUMER} | options.engine.images.ec_transfer_config
+    images = dataclasses.replace(options.engine.images, ec_transfer_config=asking)
+    return dataclasses.replace(options.engine, images=images)
 
 
 def _with_parsers(options: StackOptions) -> GatewayOptions:

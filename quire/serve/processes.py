@@ -14,11 +14,12 @@ from quire.options.admin import AdminOptions
 from quire.options.base import ENVIRONMENT_PREFIX, fields_of, to_arguments
 from quire.options.data_parallel import RAY
 from quire.options.engine import EngineOptions
+from quire.options.generation import GenerationOptions
 from quire.options.kernels import KernelOptions
 from quire.options.server import GrpcServerOptions
 from quire.processors import numa_lists, place_rank, read_machine
 from quire.rpc.discovery import split_address
-from quire.serve.devices import count_gpus, devices_of_engines
+from quire.serve.devices import count_gpus, devices_of_encoders, devices_of_engines
 from quire.serve.layout import Layout, StackOptions
 from quire.serve.supervisor import ProcessSpec
 
@@ -37,9 +38,13 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
     Raises:
         StartupError: there are GPUs, but not enough for all engines.
     """
-    workers = (*options.router.workers, *(layout.own[name] for name in layout.engines))
+    workers = (*options.router.workers, *layout.workers)
     commands: dict[str, Sequence[Any]] = {
         **{name: ("engine", options.model, _engine_options(options.engine, layout, name)) for name in layout.engines},
+        **{
+            name: ("engine", options.model, _encoder_options(options.engine, layout, index))
+            for index, name in enumerate(layout.encoders)
+        },
         "router": ("router", dataclasses.replace(options.router, workers=workers)),
         "tokenizer": ("tokenizer", options.model, options.tokenizer),
     }
@@ -49,7 +54,7 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
     )  # fmt: skip
     shared = (options.security, options.log, options.tracing)
     drain = options.gateway.drain_timeout_seconds
-    devices = _devices(options, layout.engines)
+    devices = {**_devices(options, layout.engines), **_encoder_devices(options, layout)}
     specs = []
     for name, address in layout.own.items():
         command, *groups = commands[name]
@@ -73,7 +78,8 @@ def _engine_options(options: EngineOptions, layout: Layout, name: str) -> Engine
         StartupError: see place_rank.
     """
     index, ranks = list(layout.engines).index(name), layout.ranks
-    own = dataclasses.replace(options, kernels=_kernel_options(options, index, len(layout.engines)))
+    count = options.parallel.num_ranks
+    own = dataclasses.replace(options, kernels=_kernel_options(options, layout, index * count, count))
     if ranks.size > 1:
         parallel = dataclasses.replace(
             options.parallel, data_parallel_rank=layout.engines[name], data_parallel_master_port=layout.meeting_port,
@@ -86,25 +92,44 @@ def _engine_options(options: EngineOptions, layout: Layout, name: str) -> Engine
     return own
 
 
-def _kernel_options(options: EngineOptions, index: int, engines: int) -> KernelOptions:
-    """The kernel options of one engine, whose ranks share this machine's processors with the ranks of the other
-    engines.
+def _encoder_options(options: EngineOptions, layout: Layout, index: int) -> EngineOptions:
+    """The options of one worker that only encodes: those that concern what it loads and computes.
 
     Raises:
         StartupError: see place_rank.
     """
-    kernels, ranks = options.kernels, options.parallel.num_ranks
-    if engines == 1:
+    kept = {key: value for key, value in options.images.ec_transfer_config.items() if key == "ec_buffer_size"}
+    return EngineOptions(
+        form=options.form, generation=GenerationOptions(seed=options.generation.seed), load=options.load,
+        scheduler=options.scheduler,
+        kernels=_kernel_options(options, layout, len(layout.engines) * options.parallel.num_ranks + index, 1),
+        images=dataclasses.replace(options.images, mm_encoder_only=True, ec_transfer_config=kept),
+        watchdog=options.watchdog, log_stats=options.log_stats,
+    )  # fmt: skip
+
+
+def _kernel_options(options: EngineOptions, layout: Layout, first: int, ranks: int) -> KernelOptions:
+    """The kernel options of one worker, whose ranks share this machine's processors with the ranks of the others.
+
+    Args:
+        first: number of its first rank among those of all, of which the encoders come last.
+
+    Raises:
+        StartupError: see place_rank.
+    """
+    kernels = options.kernels
+    total = len(layout.engines) * options.parallel.num_ranks + len(layout.encoders)
+    if total == ranks:
         return kernels
     machine = read_machine()
-    if numa_lists(kernels.numa_bind_nodes, kernels.numa_bind_cpus, machine, engines * ranks):
-        own = slice(index * ranks, (index + 1) * ranks)
+    if numa_lists(kernels.numa_bind_nodes, kernels.numa_bind_cpus, machine, total):
+        own = slice(first, first + ranks)
         return dataclasses.replace(
             kernels, numa_bind_nodes=kernels.numa_bind_nodes[own], numa_bind_cpus=kernels.numa_bind_cpus[own]
         )
     places = [
         place_rank(
-            kernels.cpu_threads_bind, machine, index * ranks + rank, engines * ranks,
+            kernels.cpu_threads_bind, machine, first + rank, total,
             threads=kernels.cpu_threads, reserved=kernels.cpu_reserved_cores,
         )
         for rank in range(ranks)
@@ -123,6 +148,15 @@ def _devices(options: StackOptions, engines: Collection[str]) -> dict[str, Mappi
     gpus = count_gpus() if len(engines) * parallel.num_local_ranks > 1 and options.engine.kernels.device != "cpu" else 0
     share = options.engine.cache.gpu_memory_utilization
     return dict(zip(engines, devices_of_engines(len(engines), parallel, gpus, os.environ, share), strict=True))
+
+
+def _encoder_devices(options: StackOptions, layout: Layout) -> dict[str, Mapping[str, str]]:
+    """Name of each encoder → environment that shows it its GPU."""
+    if not layout.encoders or options.engine.kernels.device == "cpu":
+        return {}
+    taken = len(layout.engines) * options.engine.parallel.num_local_ranks
+    found = devices_of_encoders(len(layout.encoders), taken, count_gpus(), os.environ)
+    return dict(zip(layout.encoders, found, strict=True))
 
 
 def _spec(name: str, command: str, *groups: Any, environment: Mapping[str, str] = MappingProxyType({})) -> ProcessSpec:

@@ -12,6 +12,7 @@ from quire.errors import QuireError, Unavailable
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.settings import CALL_SECONDS
 from quire.rpc.status import from_rpc_error
+from quire.runners import ENCODE
 from quire.serve.layout import Layout, StackOptions
 from quire.serve.ports import api_url
 from quire.serve.summary import format_summary
@@ -44,7 +45,8 @@ async def summary(options: StackOptions, layout: Layout, seconds: float) -> str:
         return f"Quire {quire.__version__} was ready after {seconds:.1f} s at {api_url(options.gateway)}. Now: {error}"
     return format_summary(
         next(worker for worker in answer.workers if _is_ready(worker)).model_info,
-        workers=len(answer.workers),
+        workers=sum(worker.model_info.runner != ENCODE for worker in answer.workers),
+        encoders=sum(worker.model_info.runner == ENCODE for worker in answer.workers),
         seconds=seconds,
         url=api_url(options.gateway),
         router=router,
@@ -84,7 +86,8 @@ async def _first_answer(
 
 
 def _is_ready(worker: router_pb2.Worker) -> bool:
-    return bool(worker.state == router_pb2.WORKER_STATE_READY)
+    """Whether it takes requests."""
+    return bool(worker.state == router_pb2.WORKER_STATE_READY and worker.model_info.runner != ENCODE)
 
 
 async def _workers(channel: grpc.aio.Channel, arguments: _Arguments) -> router_pb2.ListWorkersResponse:

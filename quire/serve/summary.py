@@ -16,13 +16,14 @@ from quire.v1 import common_pb2, tokenizer_pb2
 
 
 def format_summary(
-    model: common_pb2.ModelInfo, *, workers: int, seconds: float, url: str, router: str,
+    model: common_pb2.ModelInfo, *, workers: int, encoders: int = 0, seconds: float, url: str, router: str,
     services: Mapping[str, tuple[str, int]], tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None, api_key: bool,
     log: str, parsers: Mapping[str, str | None],
 ) -> str:  # fmt: skip
     """The startup summary, one fact per line.
 
     Args:
+        encoders: number of workers besides these that only encode images, videos and audio.
         seconds: time from the command to readiness.
         url: URL of the gateway, without a path.
         router: host:port of the router's gRPC service.
@@ -36,6 +37,7 @@ def format_summary(
         "model": f"{model.served_model_names[0]} ({model.architecture}, {model.dtype})",
         "device": f"{model.device}, {model.attention_backend} attention, tensor parallel {model.tensor_parallel_size}",
         "workers": str(workers),
+        **({"encoders": str(encoders)} if encoders else {}),
         **(_pooling(model) if model.runner == POOLING else _memory(model)),
         **({"images": "read in conversations"} if model.accepts_images else {}),
         **({"videos": "read in conversations"} if model.accepts_videos else {}),

@@ -98,18 +98,22 @@ class Generation(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ..., prompt_block_keys: _Optional[_Iterable[int]] = ..., prompt_block_size: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_embeds: _Optional[_Union[PromptEmbeds, _Mapping]] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., tenant_weight: _Optional[float] = ..., kv_source: _Optional[str] = ..., remote_decode: _Optional[bool] = ...) -> None: ...
 
 class Image(_message.Message):
-    __slots__ = ("offset", "num_tokens", "inputs", "pixel_scale", "pixel_shift")
+    __slots__ = ("offset", "num_tokens", "inputs", "pixel_scale", "pixel_shift", "routing_key", "encoder")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     PIXEL_SCALE_FIELD_NUMBER: _ClassVar[int]
     PIXEL_SHIFT_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_KEY_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FIELD_NUMBER: _ClassVar[int]
     offset: int
     num_tokens: int
     inputs: _containers.RepeatedCompositeFieldContainer[ImageInput]
     pixel_scale: _containers.RepeatedScalarFieldContainer[float]
     pixel_shift: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[ImageInput, _Mapping]]] = ..., pixel_scale: _Optional[_Iterable[float]] = ..., pixel_shift: _Optional[_Iterable[float]] = ...) -> None: ...
+    routing_key: int
+    encoder: str
+    def __init__(self, offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[ImageInput, _Mapping]]] = ..., pixel_scale: _Optional[_Iterable[float]] = ..., pixel_shift: _Optional[_Iterable[float]] = ..., routing_key: _Optional[int] = ..., encoder: _Optional[str] = ...) -> None: ...
 
 class ImageInput(_message.Message):
     __slots__ = ("name", "dtype", "shape", "data")
@@ -411,7 +415,7 @@ class RoutedExpertsForm(_message.Message):
     def __init__(self, num_layers: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., id_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint", "prompt_embeds_size", "batch_invariant", "cpu_kernels", "state_bytes", "adapters", "max_loras", "draft_cache_bytes", "runner", "pooling", "data_parallel_rank", "lockstep_ranks", "accepts_images", "accepts_videos", "accepts_audio", "num_snapshots", "num_host_blocks", "num_host_snapshots", "kv_role", "routed_experts", "kv_connector")
+    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint", "prompt_embeds_size", "batch_invariant", "cpu_kernels", "state_bytes", "adapters", "max_loras", "draft_cache_bytes", "runner", "pooling", "data_parallel_rank", "lockstep_ranks", "accepts_images", "accepts_videos", "accepts_audio", "num_snapshots", "num_host_blocks", "num_host_snapshots", "kv_role", "routed_experts", "kv_connector", "ec_role", "encoder_fingerprint")
     SERVED_MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -451,6 +455,8 @@ class ModelInfo(_message.Message):
     KV_ROLE_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     KV_CONNECTOR_FIELD_NUMBER: _ClassVar[int]
+    EC_ROLE_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     served_model_names: _containers.RepeatedScalarFieldContainer[str]
     model: str
     architecture: str
@@ -490,7 +496,9 @@ class ModelInfo(_message.Message):
     kv_role: str
     routed_experts: RoutedExpertsForm
     kv_connector: str
-    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., prompt_embeds_size: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., cpu_kernels: _Optional[str] = ..., state_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., max_loras: _Optional[int] = ..., draft_cache_bytes: _Optional[int] = ..., runner: _Optional[str] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., lockstep_ranks: _Optional[int] = ..., accepts_images: _Optional[bool] = ..., accepts_videos: _Optional[bool] = ..., accepts_audio: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_snapshots: _Optional[int] = ..., kv_role: _Optional[str] = ..., routed_experts: _Optional[_Union[RoutedExpertsForm, _Mapping]] = ..., kv_connector: _Optional[str] = ...) -> None: ...
+    ec_role: str
+    encoder_fingerprint: str
+    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., prompt_embeds_size: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., cpu_kernels: _Optional[str] = ..., state_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., max_loras: _Optional[int] = ..., draft_cache_bytes: _Optional[int] = ..., runner: _Optional[str] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ..., data_parallel_rank: _Optional[int] = ..., lockstep_ranks: _Optional[int] = ..., accepts_images: _Optional[bool] = ..., accepts_videos: _Optional[bool] = ..., accepts_audio: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_snapshots: _Optional[int] = ..., kv_role: _Optional[str] = ..., routed_experts: _Optional[_Union[RoutedExpertsForm, _Mapping]] = ..., kv_connector: _Optional[str] = ..., ec_role: _Optional[str] = ..., encoder_fingerprint: _Optional[str] = ...) -> None: ...
 
 class PoolingInfo(_message.Message):
     __slots__ = ("tasks", "embedding_size", "token_embedding_size", "is_matryoshka", "matryoshka_dimensions", "num_labels", "label_names", "is_cross_encoder", "is_late_interaction", "type_vocab_size", "pooling_type", "normalize", "use_activation", "max_inputs", "prompts", "default_prompt_name")
@@ -612,7 +620,7 @@ class AdapterLoad(_message.Message):
     def __init__(self, name: _Optional[str] = ..., on_device: _Optional[bool] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ...) -> None: ...
 
 class EngineCounters(_message.Message):
-    __slots__ = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_cache_queries", "prefix_cache_hits", "iteration_tokens", "model_forward_milliseconds", "model_execute_milliseconds", "computed_tokens", "external_cache_queries", "external_cache_hits", "draft_tokens", "draft_emitted_tokens", "draft_accepted_tokens", "draft_failures", "dual_batch_steps", "host_cache_hits", "host_saved_bytes", "host_loaded_bytes", "storage_saved_bytes", "storage_loaded_bytes")
+    __slots__ = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_cache_queries", "prefix_cache_hits", "iteration_tokens", "model_forward_milliseconds", "model_execute_milliseconds", "computed_tokens", "external_cache_queries", "external_cache_hits", "draft_tokens", "draft_emitted_tokens", "draft_accepted_tokens", "draft_failures", "dual_batch_steps", "host_cache_hits", "host_saved_bytes", "host_loaded_bytes", "storage_saved_bytes", "storage_loaded_bytes", "encoded_media", "pulled_media", "failed_media_pulls")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -634,6 +642,9 @@ class EngineCounters(_message.Message):
     HOST_LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORAGE_SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORAGE_LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_MEDIA_FIELD_NUMBER: _ClassVar[int]
+    PULLED_MEDIA_FIELD_NUMBER: _ClassVar[int]
+    FAILED_MEDIA_PULLS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     generation_tokens: int
     preemptions: int
@@ -655,7 +666,10 @@ class EngineCounters(_message.Message):
     host_loaded_bytes: int
     storage_saved_bytes: int
     storage_loaded_bytes: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., model_forward_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., model_execute_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., computed_tokens: _Optional[int] = ..., external_cache_queries: _Optional[int] = ..., external_cache_hits: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., draft_emitted_tokens: _Optional[int] = ..., draft_accepted_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., draft_failures: _Optional[int] = ..., dual_batch_steps: _Optional[int] = ..., host_cache_hits: _Optional[int] = ..., host_saved_bytes: _Optional[int] = ..., host_loaded_bytes: _Optional[int] = ..., storage_saved_bytes: _Optional[int] = ..., storage_loaded_bytes: _Optional[int] = ...) -> None: ...
+    encoded_media: int
+    pulled_media: int
+    failed_media_pulls: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., model_forward_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., model_execute_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., computed_tokens: _Optional[int] = ..., external_cache_queries: _Optional[int] = ..., external_cache_hits: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., draft_emitted_tokens: _Optional[int] = ..., draft_accepted_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., draft_failures: _Optional[int] = ..., dual_batch_steps: _Optional[int] = ..., host_cache_hits: _Optional[int] = ..., host_saved_bytes: _Optional[int] = ..., host_loaded_bytes: _Optional[int] = ..., storage_saved_bytes: _Optional[int] = ..., storage_loaded_bytes: _Optional[int] = ..., encoded_media: _Optional[int] = ..., pulled_media: _Optional[int] = ..., failed_media_pulls: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "sum")

@@ -189,6 +189,38 @@ class PullKvBlocksResponse(_message.Message):
     is_last: bool
     def __init__(self, block_index: _Optional[int] = ..., rank: _Optional[int] = ..., data: _Optional[bytes] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
+class EncodeMediaRequest(_message.Message):
+    __slots__ = ("encoder_fingerprint", "image")
+    ENCODER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    encoder_fingerprint: str
+    image: _common_pb2.Image
+    def __init__(self, encoder_fingerprint: _Optional[str] = ..., image: _Optional[_Union[_common_pb2.Image, _Mapping]] = ...) -> None: ...
+
+class EncodeMediaResponse(_message.Message):
+    __slots__ = ("form", "data")
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    form: EncodedMedia
+    data: bytes
+    def __init__(self, form: _Optional[_Union[EncodedMedia, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class EncodedMedia(_message.Message):
+    __slots__ = ("dtype", "num_rows", "hidden_size", "num_deep", "kept", "both_ways")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEEP_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    BOTH_WAYS_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    num_rows: int
+    hidden_size: int
+    num_deep: int
+    kept: _containers.RepeatedScalarFieldContainer[int]
+    both_ways: bool
+    def __init__(self, dtype: _Optional[str] = ..., num_rows: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_deep: _Optional[int] = ..., kept: _Optional[_Iterable[int]] = ..., both_ways: _Optional[bool] = ...) -> None: ...
+
 class CacheDigest(_message.Message):
     __slots__ = ("num_blocks", "keys_xor")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]

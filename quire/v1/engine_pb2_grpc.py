@@ -27,9 +27,9 @@ if _version_not_supported:
 
 
 class EngineServiceStub:
-    """One worker: one replica of a model, on one group of ranks. It is served either for generation (Generate and Session)
-    or for pooling (Pool); calls of the other kind fail with INVALID_ARGUMENT. All methods except Abort fail with
-    UNAVAILABLE while the model is loading.
+    """One worker: one replica of a model, on one group of ranks. It is served for generation (Generate and Session), for
+    pooling (Pool), or to encode media for other workers (EncodeMedia); calls of other kinds fail with INVALID_ARGUMENT.
+    All methods except Abort fail with UNAVAILABLE while the model is loading.
     """
 
     def __init__(self, channel):
@@ -78,6 +78,11 @@ class EngineServiceStub:
                 request_serializer=quire_dot_v1_dot_engine__pb2.PullKvBlocksRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_engine__pb2.PullKvBlocksResponse.FromString,
                 _registered_method=True)
+        self.EncodeMedia = channel.unary_stream(
+                '/quire.v1.EngineService/EncodeMedia',
+                request_serializer=quire_dot_v1_dot_engine__pb2.EncodeMediaRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_engine__pb2.EncodeMediaResponse.FromString,
+                _registered_method=True)
         self.LoadAdapter = channel.unary_unary(
                 '/quire.v1.EngineService/LoadAdapter',
                 request_serializer=quire_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
@@ -91,9 +96,9 @@ class EngineServiceStub:
 
 
 class EngineServiceServicer:
-    """One worker: one replica of a model, on one group of ranks. It is served either for generation (Generate and Session)
-    or for pooling (Pool); calls of the other kind fail with INVALID_ARGUMENT. All methods except Abort fail with
-    UNAVAILABLE while the model is loading.
+    """One worker: one replica of a model, on one group of ranks. It is served for generation (Generate and Session), for
+    pooling (Pool), or to encode media for other workers (EncodeMedia); calls of other kinds fail with INVALID_ARGUMENT.
+    All methods except Abort fail with UNAVAILABLE while the model is loading.
     """
 
     def Generate(self, request, context):
@@ -166,6 +171,17 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EncodeMedia(self, request, context):
+        """Encodes an image, a video or an audio for a worker that generates (see Image.encoder), unless it still has the
+        result. Canceling the call aborts it.
+        Errors: FAILED_PRECONDITION (the worker was not started with --mm-encoder-only, or computes other embeddings than
+        the caller), INVALID_ARGUMENT (the image is malformed), RESOURCE_EXHAUSTED (the queue is full), UNAVAILABLE (not
+        ready, paused, draining or failed), DEADLINE_EXCEEDED, INTERNAL (the encoder failed, or cannot take the image).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LoadAdapter(self, request, context):
         """Serves a low-rank adapter from now on, under a name that requests use as Generation.model. Its folder is checked
         now; the engine decides what is read before the first request needs it. Loading the same adapter under the same
@@ -230,6 +246,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_engine__pb2.PullKvBlocksRequest.FromString,
                     response_serializer=quire_dot_v1_dot_engine__pb2.PullKvBlocksResponse.SerializeToString,
             ),
+            'EncodeMedia': grpc.unary_stream_rpc_method_handler(
+                    servicer.EncodeMedia,
+                    request_deserializer=quire_dot_v1_dot_engine__pb2.EncodeMediaRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_engine__pb2.EncodeMediaResponse.SerializeToString,
+            ),
             'LoadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadAdapter,
                     request_deserializer=quire_dot_v1_dot_engine__pb2.LoadAdapterRequest.FromString,
@@ -249,9 +270,9 @@ def add_EngineServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EngineService:
-    """One worker: one replica of a model, on one group of ranks. It is served either for generation (Generate and Session)
-    or for pooling (Pool); calls of the other kind fail with INVALID_ARGUMENT. All methods except Abort fail with
-    UNAVAILABLE while the model is loading.
+    """One worker: one replica of a model, on one group of ranks. It is served for generation (Generate and Session), for
+    pooling (Pool), or to encode media for other workers (EncodeMedia); calls of other kinds fail with INVALID_ARGUMENT.
+    All methods except Abort fail with UNAVAILABLE while the model is loading.
     """
 
     @staticmethod
@@ -460,6 +481,33 @@ class EngineService:
             '/quire.v1.EngineService/PullKvBlocks',
             quire_dot_v1_dot_engine__pb2.PullKvBlocksRequest.SerializeToString,
             quire_dot_v1_dot_engine__pb2.PullKvBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EncodeMedia(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.EngineService/EncodeMedia',
+            quire_dot_v1_dot_engine__pb2.EncodeMediaRequest.SerializeToString,
+            quire_dot_v1_dot_engine__pb2.EncodeMediaResponse.FromString,
             options,
             channel_credentials,
             insecure,

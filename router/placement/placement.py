@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from quire.options.router import RouterOptions
 from router.clock import Clock
 from router.index.prefix_index import PrefixIndex
 from router.placement.decisions import Decision, Decisions, worth_keeping
+from router.placement.encoders import Encoders
 from router.placement.policies.base import Candidates, Counts, Policy
 from router.placement.routed_request import RoutedRequest
 from router.workers.assignment import Assignment
@@ -48,8 +50,12 @@ class PlacementTable(Generic[Request]):
 
     def __init__(
         self, ready_workers: ReadyWorkers, index: PrefixIndex, options: RouterOptions, policy: Policy, clock: Clock,
-        metrics: PlacementMetrics,
+        metrics: PlacementMetrics, encoders: Encoders | None = None,
     ) -> None:  # fmt: skip
+        """
+        Args:
+            encoders: None if no worker encodes for others.
+        """
         self._ready_workers = ready_workers
         self._index = index
         self._policy_name = options.routing_policy
@@ -57,6 +63,7 @@ class PlacementTable(Generic[Request]):
         self._policy = policy
         self._clock = clock
         self._metrics = metrics
+        self._encoders = encoders
         self._ids = itertools.count(1)  # unique across workers
         self._streams: dict[int, Request] = {}
         self.decisions = Decisions()
@@ -250,7 +257,10 @@ class PlacementTable(Generic[Request]):
             hands_over: see Worker.start_generation.
         """
         stream_id = next(self._ids)
-        worker.start_generation(stream_id, stream.assignment, self._timeout_ms(stream), hands_over=hands_over)
+        assignment = stream.assignment
+        if self._encoders is not None and (encoders := self._encoders.choose(assignment.generation, worker)):
+            assignment = replace(assignment, encoders=encoders)
+        worker.start_generation(stream_id, assignment, self._timeout_ms(stream), hands_over=hands_over)
         if stream.is_prefilled:
             known = stream.request.known_tokens - 1
         stream.attempts += 1

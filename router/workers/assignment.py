@@ -33,3 +33,5 @@ class Assignment:
     # Address of this router's worker that has computed the prompt and keeps its KV blocks; empty if none does. Another
     # deployment's worker is in `generation`.
     kv_source: str = ""
+    # For each image, the address of the worker that encodes it; empty if the worker encodes them itself.
+    encoders: Sequence[str] = ()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quire.options.kv_transfer import CONSUMER, GRPC, PRODUCER
-from quire.runners import GENERATE
+from quire.runners import ENCODE, GENERATE
 from router.index.prefix_index import WorkerBlocks
 from router.workers.assignment import Assignment
 from router.workers.load import LoadTracker
@@ -120,6 +120,11 @@ class Worker(ABC):
     def ready(self) -> bool:
         """Whether it takes requests."""
         return self.condition.state is State.READY
+
+    @property
+    def encodes_only(self) -> bool:
+        """Whether it takes no requests, but encodes images for workers that do."""
+        return self.runner == ENCODE
 
     def serves(self, model: str) -> bool:
         """Whether it answers to the name; every worker that has reported its model answers to the empty one."""

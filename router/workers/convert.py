@@ -21,7 +21,8 @@ def most_bytes(assignment: Assignment) -> int:
     """Upper bound on the size of the message that the worker gets."""
     progress = sum(_MOST_BYTES_EACH + _MOST_BYTES_A_TOKEN * len(each.token_ids) for each in assignment.progress or ())
     names = len(assignment.model.encode()) + len(assignment.kv_source.encode())
-    return assignment.generation.ByteSize() + names + 5 * _MOST_BYTES_EACH + progress
+    encoders = sum(_MOST_BYTES_EACH + len(each.encode()) for each in assignment.encoders)
+    return assignment.generation.ByteSize() + names + encoders + 5 * _MOST_BYTES_EACH + progress
 
 
 def write_assignment(assignment: Assignment, timeout_ms: int, generation: common_pb2.Generation) -> None:
@@ -30,6 +31,8 @@ def write_assignment(assignment: Assignment, timeout_ms: int, generation: common
     generation.sampling.seed = assignment.seed
     if assignment.kv_source:
         generation.kv_source = assignment.kv_source
+    for image, encoder in zip(generation.images, assignment.encoders, strict=False):  # there may be none
+        image.encoder = encoder
     if assignment.progress is not None:
         del generation.progress[:]
         for choice in assignment.progress:

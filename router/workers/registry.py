@@ -33,7 +33,7 @@ class WorkerRegistry:
         """
         self._make_worker = make_worker
         self._on_beat = on_beat
-        self.num_ready = 0  # ready workers at the last check
+        self.num_ready = 0  # ready workers at the last check that take requests
         self._peers = Peers(MAX_WORKERS, self._end)
         self._told: dict[str, Condition] = {}  # address → condition logged last
         self._closing: set[asyncio.Task[None]] = set()
@@ -78,7 +78,7 @@ class WorkerRegistry:
             self._log_state(worker, condition)
             if condition.state is State.READY:
                 ready.append(worker)
-        self.num_ready = len(ready)
+        self.num_ready = sum(not worker.encodes_only for worker in ready)
         self._on_beat(ready)
 
     def _log_state(self, worker: RemoteWorker, condition: Condition) -> None:

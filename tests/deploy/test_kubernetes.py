@@ -28,7 +28,7 @@ from tests.support.kubernetes import (
 )
 
 ROOT = Path(__file__).parents[2] / "deploy/kubernetes"
-FOLDERS = ("base", "data-parallel", "nodes", "prefill-decode", "ray")
+FOLDERS = ("base", "data-parallel", "encoders", "nodes", "prefill-decode", "ray")
 OPTIONS = {field.name for field in fields_of(ParallelOptions)}
 OWN = {
     "quire-gateway": "gateway",

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from engine_svc.executor.base import Executor
 from engine_svc.main import build_server
+from engine_svc.service.encoding import open_media_puller
 from engine_svc.service.kv_blocks import open_puller
 from engine_svc.worker import EngineWorker
 from quire.options.model import ModelOptions
@@ -55,7 +56,8 @@ async def running_engine(
     registry = CollectorRegistry()
     model = model or ModelOptions(model=str(Path(__file__).parent), served_model_name=("fake",))
     chosen = engine_options(**({"generation_config": "vllm"} | options))
-    worker = EngineWorker(executor or FakeExecutor(), model, chosen, open_puller(chosen, security))
+    pullers = open_puller(chosen, security), open_media_puller(chosen, security)
+    worker = EngineWorker(executor or FakeExecutor(), model, chosen, *pullers)
     server = build_server(worker, GrpcServerOptions(port=port), security, registry, tracer)
     await server.start()
     address = f"127.0.0.1:{server.port}"

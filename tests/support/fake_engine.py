@@ -70,6 +70,10 @@ class FakeOptions:
     kv_role: str = ""
     kv_connector: str = ""
     prefilled_after: int = 3
+    # Whether it encodes for others (runner encode, ec_producer), or has others encode (ec_consumer).
+    runner: str = "generate"
+    ec_role: str = ""
+    encoder_fingerprint: str = ""
     # Of its generation config.
     max_new_tokens: int | None = None
     # 0 where it has no adapters. Folders that it finds broken.
@@ -252,8 +256,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             prompt_embeds_size=self.options.prompt_embeds_size, accepts_images=self.options.accepts_images,
             default_sampling=common_pb2.SamplingParams(max_tokens=self.options.max_new_tokens),
             adapters=self.adapters.values(), max_loras=self.options.max_loras,
-            runner="pooling" if self.options.pooling else "generate", pooling=self.options.pooling,
+            runner="pooling" if self.options.pooling else self.options.runner, pooling=self.options.pooling,
             kv_role=self.options.kv_role, kv_connector=self.options.kv_connector,
+            ec_role=self.options.ec_role, encoder_fingerprint=self.options.encoder_fingerprint,
             routed_experts=self.options.routed_experts,
         )  # fmt: skip
         return engine_pb2.GetModelInfoResponse(model_info=info)

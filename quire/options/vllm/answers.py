@@ -26,7 +26,7 @@ _KERNELS = "Each operation has one kernel for each kind of device and weights."
 _RECURRENT_KERNELS = "Recurrent layers have one kernel for each kind of device."
 _ROUNDING = "States of recurrent layers are rounded to the nearest value; by default they are float32."
 _OFFLOAD = "Use --cpu-offload-gb: it keeps whole layers in host memory, and copies each while the one before computes."
-_ENCODER_SERVERS = "Quire encodes images, videos and audio in the workers that generate; leave it out."
+_ENCODER_CACHE = "Use ec_buffer_size of --ec-transfer-config, which sets how much an encoder worker keeps."
 _ENCODER_KERNELS = "Encoders use the same data type and kernels as the rest of the model."
 _ENCODER_SCALES = "Encoders do not compute in FP8; leave it out."
 _PREPARED = "The tokenizer service prepares images, videos and audio on CPUs, and sends them over its own connections."
@@ -72,8 +72,7 @@ _SERVER: Mapping[str, Answer] = {
 _MODEL: Mapping[str, Answer] = {
     "renderer-num-workers": no_effect(_TOKENIZERS, taken=("1",)),
     "diffusion-config": refused("Quire generates text token by token, and has no diffusion models.", taken=("{}",)),
-    "ec-transfer-config": refused(_ENCODER_SERVERS),
-    "ec-manager-config": refused(_ENCODER_SERVERS),
+    "ec-manager-config": refused(_ENCODER_CACHE),
     "afd-config": refused("Attention and experts of a layer are computed by the same ranks; leave it out."),
     "kernel-config": no_effect(_KERNELS, taken=("{}",)),
     "linear-backend": no_effect(_KERNELS, taken=("auto",)),
@@ -247,7 +246,6 @@ _MULTIMODAL: Mapping[str, Answer] = {
         "Requests bring images, videos and audio, not their embeddings; --enable-prompt-embeds is for embeddings of "
         "whole prompts."
     ),
-    "mm-encoder-only": refused(_ENCODER_SERVERS),
     "mm-encoder-attn-backend": no_effect(_ENCODER_KERNELS),
     "mm-encoder-attn-dtype": no_effect(_ENCODER_KERNELS),
     "mm-encoder-fp8-scale-path": refused(_ENCODER_SCALES),

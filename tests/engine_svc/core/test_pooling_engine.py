@@ -40,6 +40,9 @@ class FakeSteps:
         self.commands.append(command)
         return []
 
+    def reset_encoder_cache(self) -> None:
+        """Does nothing."""
+
     def close(self) -> None:
         """Does nothing."""
 

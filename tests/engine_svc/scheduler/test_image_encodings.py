@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
 from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.plan import SamplingPlan
+from engine_svc.plan import EncodedRows, ImageChanges, SamplingPlan
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import LiveRequest, Sequence
 from engine_svc.scheduler.image_encodings import ImageEncodings
@@ -156,6 +158,72 @@ def test_lost_work_is_done_again(forgets: bool) -> None:
         subject.redo(changes)
     assert subject.settle() == ([] if forgets else [some[0]])
     assert len(begun(subject)) == (2 if forgets else 1)
+
+
+class Elsewhere:
+    """Encodes images on other workers."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Image, Future[EncodedRows | None]]] = []
+
+    def pull(self, wanted: Image) -> Future[EncodedRows | None]:
+        answer: Future[EncodedRows | None] = Future()
+        self.asked.append((wanted, answer))
+        return answer
+
+
+def encoded_at(encoder: str, number: int, offset: int = 0) -> Image:
+    return replace(image(number, offset), encoder=encoder)
+
+
+ROWS = EncodedRows("float32", 4, 1, 0, [], True, bytes(16))
+
+
+def test_what_others_encode_is_received_and_the_rest_encoded_here() -> None:
+    other = Elsewhere()
+    subject = ImageEncodings(100, pull=other.pull)
+    first = sequence(1, encoded_at("a:1", 1), encoded_at("b:1", 2, 10), image(3, 20))
+    assert not subject.admit(first, 0)
+    assert [wanted.encoder for wanted, _ in other.asked] == ["a:1", "b:1"]
+    changes = subject.take_changes()
+    assert (list(changes.begun), changes.received) == ([3], {})
+    other.asked[0][1].set_result(ROWS)
+    other.asked[1][1].set_result(None)
+    assert subject.is_changing
+    changes = subject.take_changes()
+    assert (list(changes.begun), changes.received) == ([2], {1: ROWS})
+    assert changes.begun[2].digest == image(2, 10).digest
+    subject.end({1: "", 2: "", 3: ""})
+    assert subject.settle() == [first]
+    assert (subject.num_pulled, subject.num_encoded, subject.num_failed_pulls) == (1, 2, 1)
+    assert subject.start(first, 0) == [1, 2, 3]
+    subject.check([])
+
+
+def test_what_nobody_waits_for_is_no_longer_asked_for() -> None:
+    """The ranks have heard nothing of it."""
+    other = Elsewhere()
+    subject, first = ImageEncodings(100, pull=other.pull), sequence(1, encoded_at("a:1", 1))
+    subject.admit(first, 0)
+    assert subject.forget(first)
+    assert other.asked[0][1].cancelled()
+    assert not subject.is_changing
+    assert subject.take_changes() == ImageChanges()
+    subject.check([])
+
+
+def test_an_image_that_comes_again_names_its_encoder_anew() -> None:
+    """The former one may be gone."""
+    other = Elsewhere()
+    subject = ImageEncodings(100, pull=other.pull)
+    for arrival, encoder in enumerate(("a:1", "b:1")):
+        subject.admit(sequence(arrival, encoded_at(encoder, 1)), 0)
+        other.asked[-1][1].set_result(ROWS)
+        subject.end(dict.fromkeys(subject.take_changes().received, ""))
+        subject.forget_memory()
+        subject.take_changes()
+    subject.admit(sequence(3, encoded_at("b:1", 1)), 0)
+    assert [wanted.encoder for wanted, _ in other.asked] == ["a:1", "b:1", "b:1"]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -142,7 +142,7 @@ async def test_it_generates_nothing(engine: RunningEngine) -> None:
 
 
 async def test_its_weights_are_not_replaced(engine: RunningEngine, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="served for pooling cannot be replaced"):
+    with pytest.raises(InvalidRequest, match="for pooling or encoding cannot be replaced"):
         await engine.worker.update_weights(str(tmp_path), "", Leaving.KEEP, 0.0)
     assert not engine.worker.load_now().status.is_paused
 

@@ -43,6 +43,19 @@ async def test_a_gateway_that_never_knew_a_model_says_that_it_loads(tokenizer_fo
         assert "Loading model" in response.json()["error"]["message"]
 
 
+def test_workers_that_only_encode_serve_no_model() -> None:
+    """Not even the one whose encoder they have."""
+    fleet, ready = Fleet([]), router_pb2.WORKER_STATE_READY
+    encoder = router_pb2.Worker(
+        state=ready, model_info=common_pb2.ModelInfo(served_model_names=["a"], runner="encode", accepts_images=True)
+    )
+    engine = router_pb2.Worker(state=ready, model_info=common_pb2.ModelInfo(served_model_names=["a"], max_model_len=9))
+    fleet._take(router_pb2.ListWorkersResponse(workers=[encoder]))
+    assert (list(fleet.models), fleet.ready, fleet.heard) == ([], [], [])
+    fleet._take(router_pb2.ListWorkersResponse(workers=[encoder, engine]))
+    assert (fleet.models["a"].max_model_len, fleet.ready, fleet.heard) == (9, [engine], [engine])
+
+
 def test_models_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(*names: str, state: int = router_pb2.WORKER_STATE_READY) -> router_pb2.ListWorkersResponse:
         workers = [

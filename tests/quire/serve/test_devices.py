@@ -6,7 +6,7 @@ import pytest
 
 from quire.errors import StartupError
 from quire.options.parallel import ParallelOptions
-from quire.serve.devices import count_gpus, devices_of_engines, show_devices
+from quire.serve.devices import count_gpus, devices_of_encoders, devices_of_engines, show_devices
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,15 @@ def test_the_chosen_ones_are_shown(ids: tuple[str, ...]) -> None:
 def test_what_cannot_be_shown_is_refused(ids: tuple[str, ...], words: str) -> None:
     with pytest.raises(StartupError, match=f"--device-ids .*{words}"):
         show_devices(ids, {"CUDA_VISIBLE_DEVICES": "0"} if "contradicts" in words else {})
+
+
+@pytest.mark.parametrize(
+    ("taken", "gpus", "named", "shown"),
+    [
+        (1, 0, "", [None, None, None]), (1, 1, "", ["0", "0", "0"]), (2, 2, "5,7", ["5", "7", "5"]),
+        (1, 2, "", ["1", "1", "1"]), (2, 4, "", ["2", "3", "2"]),
+    ],
+)  # fmt: skip
+def test_encoders_take_what_engines_leave(taken: int, gpus: int, named: str, shown: list[str | None]) -> None:
+    found = devices_of_encoders(3, taken, gpus, {"CUDA_VISIBLE_DEVICES": named})
+    assert [each.get("CUDA_VISIBLE_DEVICES") for each in found] == shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from typing import Any
 
@@ -16,6 +17,7 @@ from quire.options.generation import GenerationOptions
 from quire.options.log import LogOptions
 from quire.options.lora import LoraOptions
 from quire.options.model import ModelOptions
+from quire.options.multimodal import ImageEncoderOptions
 from quire.options.parallel import ParallelOptions
 from quire.options.reasoning import ReasoningOptions
 from quire.options.router import RouterOptions
@@ -69,6 +71,31 @@ def test_a_tokenizer_that_is_named_is_used() -> None:
     specs = specs_of(stack_options(tokenizer_address=("t:1",)))
     assert list(specs) == ["engine", "router", "gateway"]
     assert values(specs["gateway"], "--tokenizer-address") == ["t:1"]
+
+
+def test_encoders_work_for_the_engines_of_the_stack() -> None:
+    """They get the options of what they load."""
+    options = with_derived(stack_options(serve=ServeOptions(encoder_workers=2)))
+    lora = LoraOptions(enable_lora=True)
+    specs = specs_of(dataclasses.replace(options, engine=dataclasses.replace(options.engine, lora=lora)))
+    assert list(specs) == ["engine", "encoder-0", "encoder-1", "router", "tokenizer", "gateway"]
+    addresses = [f"127.0.0.1:{values(specs[name], '--port')[0]}" for name in ("engine", "encoder-0", "encoder-1")]
+    assert values(specs["router"], "--workers") == addresses
+    config = values(specs["engine"], "--ec-transfer-config")
+    assert [json.loads(each) for each in config] == [{"ec_connector": "GrpcConnector", "ec_role": "ec_consumer"}]
+    for name in ("encoder-0", "encoder-1"):
+        assert "--mm-encoder-only" in specs[name].command
+        assert not {"--enable-lora", "--ec-transfer-config"} & set(specs[name].command)
+    assert "--enable-lora" in specs["engine"].command
+
+
+def test_a_stack_needs_workers_that_generate() -> None:
+    engine = EngineOptions(images=ImageEncoderOptions(mm_encoder_only=True))
+    with pytest.raises(StartupError, match="--encoder-workers N"):
+        layout_of(dataclasses.replace(stack_options(), engine=engine))
+    second = DataParallelOptions(headless=True, data_parallel_start_rank=1, data_parallel_size_local=1)
+    with pytest.raises(StartupError, match="--encoder-workers is for the node with the router"):
+        layout_of(stack_options(2, ServeOptions(encoder_workers=1, data_parallel=second)))
 
 
 def test_options_of_adapters_are_checked_before_anything_is_started() -> None:

@@ -1,0 +1,41 @@
+"""What workers that generate nothing have no use for: those for pooling, and those that only encode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine_svc.parallel.layout import layout_of
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+
+
+def check_one_shot(options: EngineOptions, kind: str, others: Mapping[str, bool]) -> None:
+    """Checks that the options are compatible with a worker whose requests are each computed in one step.
+
+    Args:
+        kind: the option that makes it such a worker, for the message.
+        others: options that this kind does not support either → whether they are set.
+
+    Raises:
+        StartupError: one is not.
+    """
+    backend, executor = options.parallel.distributed_executor_backend, options.parallel.executor
+    refused = {
+        "more than one rank (--tensor-parallel-size and similar options)": layout_of(options.parallel).num_ranks > 1,
+        f"--distributed-executor-backend {backend}": backend in ("ray", "external_launcher"),
+        "--worker-cls": executor.worker_cls != "auto",
+        "--worker-extension-cls": bool(executor.worker_extension_cls),
+        "--speculative-config": options.speculative.chosen() is not None,
+        "--enable-lora": options.lora.enable_lora,
+        "--enable-prompt-embeds": options.generation.enable_prompt_embeds,
+        "--enable-return-routed-experts": options.generation.enable_return_routed_experts,
+        "--return-sampling-mask": options.generation.return_sampling_mask,
+        "--weight-transfer-config": options.upkeep.weight_transfer() is not None,
+        "--logits-processors": bool(options.generation.logits_processors),
+        "--kv-cache-dtype": options.cache.kv_cache_dtype not in ("auto", "bfloat16"),
+        "--swap-space": options.cache.swap_space > 0,
+        "--kv-transfer-config": options.cache.transfer().is_on,
+        **others,
+    }
+    if wrong := [name for name, given in refused.items() if given]:
+        raise StartupError(f"{kind} does not support {wrong[0]}; leave it out.")
