@@ -69,7 +69,10 @@ async def test_token_ids_in_and_out(split: GatewayStack) -> None:
     assert told(answer) == {
         "request_id": "r1", "output_mode": "tokens", "model": "fake", "prompt_logprobs": None, "prompt_token_ids": None,
         "choices": [
-            {"index": 0, "token_ids": [32, 39, 46], "logprobs": None, "finish_reason": "length", "stop_reason": None}
+            {
+                "index": 0, "token_ids": [32, 39, 46], "logprobs": None, "finish_reason": "length",
+                "stop_reason": None, "weight_versions": [{"version": "default", "start": 0, "end": 3}],
+            }
         ],
         "usage": {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4},
     }  # fmt: skip
@@ -95,6 +98,7 @@ async def test_stop_strings_are_found_without_text_being_told(split: GatewayStac
     answer = await post(split, GENERATE, {"token_ids": [32], "sampling_params": {"max_tokens": 9, "stop": ["O"]}})
     assert answer["choices"][0] == {
         "index": 0, "token_ids": [32, 39, 46], "logprobs": None, "finish_reason": "stop", "stop_reason": "O",
+        "weight_versions": [{"version": "default", "start": 0, "end": 3}],
     }  # fmt: skip
 
 
