@@ -140,9 +140,8 @@ class Experts(PackedLayer):
         """
         if self._counts is not None:
             chosen = expert_ids.flatten()
-            self._counts.scatter_add_(
-                0, chosen.clamp(min=0), (chosen >= 0).to(chosen.dtype)
-            )  # torch.bincount would wait for the GPU
+            # torch.bincount would wait for the GPU.
+            self._counts.scatter_add_(0, chosen.clamp(min=0), (chosen >= 0).to(chosen.dtype))
         output = self._exchange(hidden, weights, expert_ids, self._compute)
         return self._context.groups.tensor.all_reduce(output) if len(output) else output
 

@@ -24,6 +24,4 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         config.get("moe_num_experts", 8), config.get("moe_topk", 2), size, renormalize=True,
         shared_size=size * config.get("moe_num_shared_experts", 2), activation="silu", fused=FusedForm(transposed=True),
     )  # fmt: skip
-    return dataclasses.replace(
-        llama.config_of(config), moe=(moe,) * config["num_hidden_layers"], renames=_RENAMES,
-    )  # fmt: skip
+    return dataclasses.replace(llama.config_of(config), moe=(moe,) * config["num_hidden_layers"], renames=_RENAMES)

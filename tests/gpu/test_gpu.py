@@ -182,7 +182,7 @@ def test_engine_that_chooses_positions(tmp_path: Path, family: str, eager: bool)
         "gemma4-small", "mimo",
         "olmo2", "phi3-partial", "gpt-oss", "deepseek-v2", "deepseek-v3", "llama4", "phimoe", "granite-moe-shared",
         "bloom", "falcon-rw", "mpt-clipped",
-        "nemotron-h", "nemotron-h-latent", "mamba2", "olmo-hybrid", "apertus",
+        "nemotron-h", "nemotron-h-latent", "mamba2", "olmo-hybrid", "apertus", "laguna", "longcat",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("eager", [False, True])

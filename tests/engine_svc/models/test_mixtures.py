@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
-from engine_svc.models.registry import is_ours
+from engine_svc.models.registry import config_for, is_ours
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.engine_svc.models.test_exactness import check_close
@@ -124,6 +124,15 @@ def test_mxfp4(model_folder: ModelFolder, tmp_path: Path, options: dict[str, Any
     with running_engine(packed, **options) as engine:
         found = tokens(run(engine, PROMPTS, SAMPLING))
     check_greedy(plain, PROMPTS, found, SAMPLING.max_tokens or 0)
+
+
+def test_a_rotation_among_the_fields_of_attention(model_folder: ModelFolder) -> None:
+    """DBRX was published with its base there."""
+    config = json.loads((model_folder("dbrx") / "config.json").read_text())
+    assert config_for(config).rope_parameters["rope_theta"] == 20000.0
+    config["attn_config"]["rope_theta"] = 30000.0
+    del config["rope_parameters"]
+    assert config_for(config).rope_parameters["rope_theta"] == 30000.0
 
 
 def test_what_published_checkpoints_of_ax_k1_have(model_folder: ModelFolder, tmp_path: Path) -> None:
