@@ -87,7 +87,10 @@ def _document(document: str | CohereDocument) -> dict[str, str]:
 
 
 def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError:
+        raise InvalidRequest("A document is nested too deeply.", parameter="documents") from None
 
 
 def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
