@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.protocol.cohere_chat import CohereChatRequest
+from gateway.protocol.cohere_chat import CohereChatRequest, CohereDocument
 from gateway.requests.cohere_chat import chat_of
+from quire.errors import InvalidRequest
 from quire.options.reasoning import ReasoningOptions
 from quire.options.tools import ToolOptions
 from tests.gateway.conftest import StartReplicas
@@ -138,6 +139,15 @@ async def test_what_is_wrong_is_named(gateway: GatewayStack, fields: dict[str, A
     response = await gateway.post(PATH, ASKED | fields)
     assert response.status_code == 400 and set(response.json()) == {"message", "id"}
     assert words in response.json()["message"]
+
+
+async def test_a_document_that_is_nested_too_deeply() -> None:
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    body = CohereChatRequest(model="m", messages=ASKED["messages"], documents=[CohereDocument(data={"a": nested})])
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        chat_of(body)
 
 
 async def test_a_request_is_rendered(tokenizer_folder: Path) -> None:
