@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
 from engine_svc.plan import EncodedRows
 from quire.images import Image
+
+logger = logging.getLogger(__name__)
 
 # Asks the worker that an image names for its embeddings. The future is done within a bounded time, with None if they do
 # not come. Canceling it ends the call.
@@ -56,9 +59,19 @@ class MediaPulls:
         received, missing = {}, {}
         for key in [key for key, (_, pull) in self._awaited.items() if pull.done()]:
             image, pull = self._awaited.pop(key)
-            if (rows := pull.result()) is None:
+            if (rows := _result(pull)) is None:
                 missing[key] = image
             else:
                 received[key] = rows
         self.num_failed += len(missing)
         return received, missing
+
+
+def _result(pull: Future[EncodedRows | None]) -> EncodedRows | None:
+    """What a pull that is done has brought; a fault of it must not end the engine."""
+    if pull.cancelled():  # the event loop is closing
+        return None
+    if (error := pull.exception()) is not None:
+        logger.error("an image cannot be pulled", exc_info=error)
+        return None
+    return pull.result()

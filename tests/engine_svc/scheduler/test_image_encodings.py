@@ -200,6 +200,19 @@ def test_what_others_encode_is_received_and_the_rest_encoded_here() -> None:
     subject.check([])
 
 
+@pytest.mark.parametrize("is_fault", [True, False])
+def test_a_pull_that_breaks_is_one_in_vain(is_fault: bool) -> None:
+    other = Elsewhere()
+    subject, first = ImageEncodings(100, pull=other.pull), sequence(1, encoded_at("a:1", 1))
+    subject.admit(first, 0)
+    if is_fault:
+        other.asked[0][1].set_exception(RuntimeError("broken"))
+    else:
+        other.asked[0][1].cancel()
+    assert begun(subject) == [1]
+    assert subject.num_failed_pulls == 1
+
+
 def test_what_nobody_waits_for_is_no_longer_asked_for() -> None:
     """The ranks have heard nothing of it."""
     other = Elsewhere()
