@@ -33,8 +33,8 @@ def check_one_shot(options: EngineOptions, kind: str, others: Mapping[str, bool]
         "--weight-transfer-config": options.upkeep.weight_transfer() is not None,
         "--logits-processors": bool(options.generation.logits_processors),
         "--kv-cache-dtype": options.cache.kv_cache_dtype not in ("auto", "bfloat16"),
-        "--swap-space": options.cache.swap_space > 0,
         "--kv-transfer-config": options.cache.transfer().is_on,
+        **dict.fromkeys(options.cache.host_memory_options, True),
         **others,
     }
     if wrong := [name for name, given in refused.items() if given]:

@@ -11,7 +11,6 @@ from engine_svc.plan import CacheSize, KvCacheSpec
 from quire.errors import StartupError
 from quire.options.cache import CacheOptions
 from quire.options.engine import EngineOptions
-from quire.options.kv_transfer import OFFLOADING
 from quire.options.scheduler import SchedulerOptions
 
 logger = logging.getLogger(__name__)
@@ -104,16 +103,12 @@ def _check_tiers(cache: CacheOptions) -> None:
     Raises:
         StartupError: they conflict.
     """
-    transfer = cache.transfer()
-    if cache.swap_space and not cache.enable_prefix_caching:
-        raise StartupError("--swap-space stores blocks of the prefix cache: it needs --enable-prefix-caching.")
-    if transfer.is_on and not cache.enable_prefix_caching:
-        raise StartupError("--kv-transfer-config moves blocks of the prefix cache: it needs --enable-prefix-caching.")
-    if cache.swap_space and transfer.host_bytes:
-        raise StartupError(
-            f"--swap-space and cpu_bytes_to_use of {OFFLOADING} (--kv-transfer-config) both say how much host memory "
-            "KV blocks may take; leave out one of them."
-        )
+    transfer, host = cache.transfer(), cache.host_memory_options
+    if not cache.enable_prefix_caching and (host or transfer.is_on):
+        named = "--kv-transfer-config" if transfer.is_on else host[0]
+        raise StartupError(f"{named} keeps blocks of the prefix cache elsewhere: it needs --enable-prefix-caching.")
+    if len(host) > 1:
+        raise StartupError(f"{' and '.join(host)} all say how much host memory KV blocks may take; leave one of them.")
 
 
 def _beside_states(spec: KvCacheSpec, options: EngineOptions) -> int:

@@ -79,7 +79,7 @@ _TESTS = {
     "tests/engine_svc/config_formats/test_registry.py": "config-format hf-config-path hf-overrides rope-theta",
     "tests/engine_svc/core/test_engine.py": "max-num-batched-tokens",
     "tests/engine_svc/core/test_routed_experts.py": "enable-return-routed-experts",
-    "tests/engine_svc/kv_cache/test_sizing.py": "swap-space enable-chunked-prefill max-num-seqs",
+    "tests/engine_svc/kv_cache/test_sizing.py": "swap-space kv-offloading-size enable-chunked-prefill max-num-seqs",
     "tests/engine_svc/loader/formats/test_by_packages.py": "safetensors-load-strategy",
     "tests/engine_svc/loader/formats/test_sharded_state.py": "load-format model-loader-extra-config",
     "tests/engine_svc/loader/formats/test_torch_files.py": "pt-load-map-location",

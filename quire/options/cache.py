@@ -10,7 +10,7 @@ import msgspec
 from quire.errors import StartupError
 from quire.options.base import option
 from quire.options.kv_events import KvEventsConfig
-from quire.options.kv_transfer import KvTransferConfig
+from quire.options.kv_transfer import OFFLOADING, KvTransferConfig
 
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
@@ -93,6 +93,10 @@ class CacheOptions:
         0.0, "GiB of host memory per rank for KV blocks and saved states of recurrent layers that are evicted from the "
         "device; they are copied back when a prompt or a preempted request needs them.", minimum=0, maximum=1 << 20,
     )  # fmt: skip
+    kv_offloading_size: float = option(
+        0.0, "GiB of host memory, like --swap-space, but for all ranks of a worker together.", minimum=0,
+        maximum=1 << 20,
+    )  # fmt: skip
     cpu_offload_gb: float = option(
         0.0, "GiB of weights per GPU to keep in host memory: as many whole layers as fit, which are copied to the GPU "
         "in each forward pass, each while the one before it computes. No effect on a CPU.", minimum=0, maximum=1 << 20,
@@ -109,9 +113,19 @@ class CacheOptions:
             raise StartupError("--kv-events-config publishes what the prefix cache holds: it needs prefix caching.")
         return config
 
+    @property
+    def host_memory_options(self) -> list[str]:
+        """The options that are set of those that say how much host memory KV blocks may take."""
+        sizes = {
+            "--swap-space": self.swap_space, "--kv-offloading-size": self.kv_offloading_size,
+            f"cpu_bytes_to_use of {OFFLOADING} (--kv-transfer-config)": self.transfer().host_bytes,
+        }  # fmt: skip
+        return [name for name, size in sizes.items() if size]
+
     def host_bytes(self, num_ranks: int) -> int:
         """Host memory on each of a worker's ranks for blocks and saved states."""
-        return int(self.swap_space * 2**30) or self.transfer().host_bytes // num_ranks
+        of_all = int(self.kv_offloading_size * 2**30) or self.transfer().host_bytes
+        return int(self.swap_space * 2**30) or of_all // num_ranks
 
     def transfer(self) -> KvTransferConfig:
         """The settings of --kv-transfer-config, which the command line has checked."""

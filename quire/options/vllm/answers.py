@@ -221,7 +221,6 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
     "quantization-param-path": refused(
         "Scales of keys and values come from the checkpoint or from --calculate-kv-scales; leave it out."
     ),
-    "kv-offloading-size": acts_as("--swap-space", "It counts per rank instead of for all ranks together."),
     "kv-offloading-backend": refused("Blocks are offloaded to host memory by Quire itself.", taken=("native",)),
     "cudagraph-capture-sizes": acts_as("--cuda-graph-sizes"),
     "max-cudagraph-capture-size": acts_as("--cuda-graph-sizes"),

@@ -91,8 +91,20 @@ def test_only_the_prefix_cache_has_blocks_elsewhere_and_host_memory_is_sized_onc
     assert size_kv_cache(SPEC, engine_options(kv_transfer_config=config)).num_host_blocks == 10
     with pytest.raises(StartupError, match=r"--kv-transfer-config .* needs --enable-prefix-caching"):
         size_kv_cache(SPEC, engine_options(kv_transfer_config=config, enable_prefix_caching=False))
-    with pytest.raises(StartupError, match=r"--swap-space and cpu_bytes_to_use .* leave out one of them"):
-        size_kv_cache(SPEC, engine_options(kv_transfer_config=config, swap_space=1.0))
+    for option in ("swap_space", "kv_offloading_size"):
+        flag = f"--{option.replace('_', '-')}"
+        with pytest.raises(StartupError, match=rf"{flag} and cpu_bytes_to_use .* leave one of them"):
+            size_kv_cache(SPEC, engine_options(kv_transfer_config=config, **{option: 1.0}))
+        with pytest.raises(StartupError, match=f"{flag} .* needs --enable-prefix-caching"):
+            size_kv_cache(SPEC, engine_options(enable_prefix_caching=False, **{option: 1.0}))
+
+
+def test_the_total_of_host_memory_is_divided_among_ranks() -> None:
+    total = 1e6 / 2**30
+    alone, ranks = (
+        size_kv_cache(SPEC, engine_options(kv_offloading_size=total, tensor_parallel_size=size)) for size in (1, 4)
+    )
+    assert (alone.num_host_blocks, ranks.num_host_blocks) == (1000, 250)
 
 
 def test_host_memory_is_divided_like_the_device() -> None:

@@ -245,6 +245,7 @@ REFUSED = {
     "weights from a trainer": ({"weight_transfer_config": {"backend": "nccl"}}, "--weight-transfer-config"),
     "cache": ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
     "host tier": ({"swap_space": 1.0}, "--swap-space"),
+    "host memory": ({"kv_offloading_size": 1.0}, "--kv-offloading-size"),
     "transfer": ({"kv_transfer_config": SHARED_STORAGE}, "--kv-transfer-config"),
     "speculation": ({"speculative_config": {"method": "ngram"}}, "--speculative-config"),
     "transformers": ({"model_impl": "transformers"}, "--model-impl transformers"),

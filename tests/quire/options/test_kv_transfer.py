@@ -103,3 +103,4 @@ def test_several_connectors(
     assert (chosen.is_on, chosen.remote is not None, chosen.role) == (bool(config), remote, role)
     assert options.host_bytes(num_ranks=2) == host_bytes
     assert CacheOptions(swap_space=1.0).host_bytes(num_ranks=2) == 2**30
+    assert CacheOptions(kv_offloading_size=1.0).host_bytes(num_ranks=2) == 2**29
