@@ -11,6 +11,7 @@ from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.memory_ahead import memory_ahead
 from engine_svc.model_info import ModelInfo, make_model_info
 from engine_svc.one_shot import check_one_shot
+from engine_svc.parallel.layout import layout_of
 from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.encoding import EncodingFacts
 from engine_svc.requests.generation_config import GenerationDefaults
@@ -34,6 +35,7 @@ def build_encoding(folder: Path, model: ModelOptions, options: EngineOptions) ->
         StartupError: the encoder cannot be served; says why and what to do.
     """
     others = {
+        "more than one rank (--tensor-parallel-size and similar options)": layout_of(options.parallel).num_ranks > 1,
         "--data-parallel-size": options.parallel.data_parallel_size > 1,
         "--runner pooling": options.pooling.runner == POOLING,
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine_svc.parallel.layout import layout_of
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 
@@ -21,7 +20,6 @@ def check_one_shot(options: EngineOptions, kind: str, others: Mapping[str, bool]
     """
     backend, executor = options.parallel.distributed_executor_backend, options.parallel.executor
     refused = {
-        "more than one rank (--tensor-parallel-size and similar options)": layout_of(options.parallel).num_ranks > 1,
         f"--distributed-executor-backend {backend}": backend in ("ray", "external_launcher"),
         "--worker-cls": executor.worker_cls != "auto",
         "--worker-extension-cls": bool(executor.worker_extension_cls),

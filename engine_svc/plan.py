@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine_svc.pooling_plan import PoolingSpec
 from quire.images import Image
 from quire.prompt_embeds import PromptEmbeds
 from quire.sampling import SamplingParameters
@@ -290,3 +291,4 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     lockstep_ranks: int = 0  # data-parallel ranks that compute experts together; 0 if the model has none to share
     num_stages: int = 1  # pipeline stages: see parallel/stages.py
     routed_experts: RoutedExpertsForm | None = None  # None if they are not returned
+    pooling: PoolingSpec | None = None  # set if the model is served for pooling

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine_svc.core.pooling_engine import PoolingEngine
+from engine_svc.core.pooling_engine import PoolingEngine, PoolingSteps
+from engine_svc.executor.pooled import PooledRanks
 from engine_svc.kv_cache.sizing import KvCacheSize
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.memory_ahead import memory_ahead
 from engine_svc.model_info import ModelInfo, make_model_info
 from engine_svc.one_shot import check_one_shot
+from engine_svc.parallel.layout import layout_of
 from engine_svc.pooling_form.form import PoolingForm, pooling_form
 from engine_svc.pooling_plan import PoolingSpec
 from engine_svc.requests.generation_config import GenerationDefaults
@@ -37,7 +39,16 @@ def build_pooling(
     Raises:
         StartupError: the model cannot be served; says why and what to do.
     """
+    layout, executor = layout_of(options.parallel), options.parallel.executor
     others = {
+        "--pipeline-parallel-size": layout.pipeline > 1,
+        "--decode-context-parallel-size": layout.decode_context > 1,
+        "--enable-expert-parallel": layout.expert > 1,
+        "--nnodes": options.parallel.nodes.nnodes > 1,
+        "--distributed-executor-backend uni with --tensor-parallel-size": options.parallel.distributed_executor_backend
+        == "uni"
+        and layout.num_ranks > 1,
+        "--max-parallel-loading-workers": executor.max_parallel_loading_workers is not None,
         "--model-impl transformers": options.form.model_impl == "transformers",
         "--ec-transfer-config": options.images.encoding().ec_role is not None,
     }
@@ -46,19 +57,26 @@ def build_pooling(
     tokens = _token_ids(form, model)
     # Imported late, because torch takes a second or two and the worker answers requests by then.
     source = create_format(folder, options.load)
-    with without_collection(), memory_ahead(source, options.kernels.device):
-        from engine_svc.executor.device import choose_device
-        from engine_svc.pooling.rank import PoolingRank
-        from engine_svc.pooling.runner import PoolingRunner
+    steps: PoolingSteps
+    if layout_of(options.parallel).num_ranks > 1:
+        steps = PooledRanks(tokens)
+        spec = steps.load(model, options)
+    else:
+        with without_collection(), memory_ahead(source, options.kernels.device):
+            from engine_svc.executor.device import choose_device
+            from engine_svc.parallel.group import ParallelGroups
+            from engine_svc.pooling.rank import PoolingRank, PoolingSource
 
-    device = choose_device(options.kernels.device, 0)
-    rank = PoolingRank(lambda: PoolingRunner(folder, form, tokens, options, device), device)
-    spec = rank.runner.spec()
-    facts = _facts(form, rank.runner.pooling)
+        device = choose_device(options.kernels.device, 0)
+        rank = steps = PoolingRank(PoolingSource(model, options, tokens, ParallelGroups(), device))
+        rank.runner.allocate()
+        spec = rank.runner.spec()
+    assert spec.pooling is not None
+    facts = _facts(form, spec.pooling)
     size = KvCacheSize(0, spec.max_model_len)
     info = make_model_info(folder, model, options, spec, size, GenerationDefaults({}, frozenset()))
     info = replace(info, runner=POOLING, pooling=facts)
-    return PoolingEngine(rank, facts, options.scheduler, spec.max_num_batched_tokens), info
+    return PoolingEngine(steps, facts, options.scheduler, spec.max_num_batched_tokens), info
 
 
 def _token_ids(form: PoolingForm, model: ModelOptions) -> Sequence[int]:

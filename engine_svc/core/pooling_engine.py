@@ -53,8 +53,16 @@ class PoolingSteps(Protocol):
         """Forgets what has been encoded of images, videos and audio."""
         ...
 
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """See Executor.wake_by."""
+        ...
+
+    def check_alive(self, asks: bool = False) -> None:
+        """See Executor.check_alive."""
+        ...
+
     def close(self) -> None:
-        """Ends background work of the runner."""
+        """Ends ranks and background work."""
         ...
 
 
@@ -71,7 +79,7 @@ class OneShotFacts(Protocol):
 
 
 class QueuedWork:
-    """Implements HeldWork. Steps run synchronously in the engine's thread and leave no state in it."""
+    """Implements HeldWork. The engine's thread waits for each step, which leaves no state in it."""
 
     is_paused = False
 
@@ -134,10 +142,12 @@ class PoolingEngine:
         return self._queue.num_waiting
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Does nothing: work never appears by itself."""
+        """See Engine.wake_by."""
+        self._steps.wake_by(wake)
 
     def check_alive(self, asks: bool = False) -> None:
-        """Does nothing: steps run in this thread, so nothing else could die."""
+        """See Engine.check_alive."""
+        self._steps.check_alive(asks)
 
     def add(self, key: int, request: OneShotRequest, arrival_time: float | None = None) -> None:
         """See Engine.add."""
@@ -284,7 +294,7 @@ class PoolingEngine:
             if not live.ended:
                 fault = Internal("The engine failed while running this request; try again.", reason=ENGINE_FAULT)
                 self._end(live, FinishReason.ERROR, error=fault)
-        if self._failures >= MAX_CONSECUTIVE_FAILURES:
+        if isinstance(error, ExecutorDead) or self._failures >= MAX_CONSECUTIVE_FAILURES:
             raise ExecutorDead(f"the model is dead after {self._failures} failed steps: {error}") from error
 
     def _expire(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine_svc.plan import CacheSize, KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.pooling_plan import PooledOutput, PooledSequence
 from engine_svc.upkeep import Upkeep
 from quire.options.engine import EngineOptions
 from quire.options.log import LogOptions
@@ -15,6 +16,8 @@ class LoadModel(msgspec.Struct, tag=True):
     """Load the model as rank `rank` of the group that meets at `rendezvous`, on visible GPU number `device`.
 
     `log` is for a rank that has no log of its own yet; ranks of other nodes have.
+
+    With `pooled_tokens`, ids of the tokens whose logits are classes, it is loaded for pooling.
 
     With `in_turns` the rank sends two more answers, when the ranks have met and when its weights are read, and waits
     for Proceed after each.
@@ -27,6 +30,7 @@ class LoadModel(msgspec.Struct, tag=True):
     rendezvous: str
     log: LogOptions
     in_turns: bool = False
+    pooled_tokens: list[int] | None = None
 
 
 class Proceed(msgspec.Struct, tag=True):
@@ -45,6 +49,13 @@ class Step(msgspec.Struct, tag=True):
     plan: StepPlan
 
 
+class Pool(msgspec.Struct, tag=True):
+    """Run one pooling step, see PoolingPlan."""
+
+    step: int
+    sequences: list[PooledSequence]
+
+
 class Masks(msgspec.Struct, tag=True):
     """Token masks for the step that awaits them. Has no answer of its own."""
 
@@ -61,7 +72,7 @@ class Probe(msgspec.Struct, tag=True):
     """Answer that the rank is alive; sent while there is no other command."""
 
 
-Command = LoadModel | Proceed | Allocate | Step | Masks | Keep | Probe
+Command = LoadModel | Proceed | Allocate | Step | Pool | Masks | Keep | Probe
 
 
 class Loaded(msgspec.Struct, tag=True):
@@ -71,13 +82,22 @@ class Loaded(msgspec.Struct, tag=True):
 
 
 class Done(msgspec.Struct, tag=True):
-    """Answer to Allocate and Probe, and to the first parts of LoadModel with `in_turns`."""
+    """Answer to Allocate and Probe, to the first parts of LoadModel with `in_turns`, and to Pool, which the first rank
+    alone answers with results."""
 
 
 class Stepped(msgspec.Struct, tag=True):
     """Answer to Step."""
 
     result: StepResult
+
+
+class Pooled(msgspec.Struct, tag=True):
+    """The first rank's answer to Pool, see PoolingResult."""
+
+    outputs: list[PooledOutput | str]
+    forward_milliseconds: float
+    execute_milliseconds: float
 
 
 class Kept(msgspec.Struct, tag=True):
@@ -93,4 +113,4 @@ class Failed(msgspec.Struct, tag=True):
     startup: bool
 
 
-Answer = Loaded | Done | Stepped | Kept | Failed
+Answer = Loaded | Done | Stepped | Pooled | Kept | Failed

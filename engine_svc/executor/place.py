@@ -22,14 +22,18 @@ class RankPlace:
 
 
 def place_of(command: LoadModel) -> RankPlace:
-    """The place of a rank: in its worker only, or, if the model has experts, among all data-parallel ranks.
+    """The place of a rank: in its worker only or, if it generates with experts, among all data-parallel ranks.
 
     Raises:
         StartupError: the model cannot be found or read, or the options do not allow sharing experts.
     """
     options = command.options.parallel
     layout, size = layout_of(options), options.data_parallel_size
-    if size == 1 or not has_experts(weights_folder(command.model, command.options.load), command.options):
+    if (
+        size == 1
+        or command.pooled_tokens is not None
+        or not has_experts(weights_folder(command.model, command.options.load), command.options)
+    ):
         return RankPlace(layout, command.rank, command.rendezvous)
     data_rank = options.data_parallel_rank
     if data_rank is None:

@@ -26,6 +26,8 @@ from engine_svc.executor.messages import (
     Loaded,
     LoadModel,
     Masks,
+    Pool,
+    Pooled,
     Probe,
     Step,
     Stepped,
@@ -36,6 +38,8 @@ from engine_svc.native.library import choose_kernels
 from engine_svc.parallel.group import join_groups
 from engine_svc.parallel.lockstep import Lockstep
 from engine_svc.plan import TokenMasks
+from engine_svc.pooling.rank import PoolingRank, PoolingSource
+from engine_svc.pooling_plan import PoolingPlan
 from engine_svc.runner.rank import RankModel
 from engine_svc.runner.source import ModelSource
 from quire.errors import StartupError
@@ -59,7 +63,7 @@ class RankProcess:
     def __init__(self, channel: Channel, inbox: Inbox) -> None:
         self._channel = channel
         self._inbox = inbox
-        self._rank: RankModel | None = None
+        self._rank: RankModel | PoolingRank | None = None
         self._commands: LockstepCommands | None = None  # with other data ranks in lockstep
         self._answers: queue.SimpleQueue[Callable[[], Answer]] = queue.SimpleQueue()
 
@@ -100,7 +104,16 @@ class RankProcess:
             return lambda: loaded
         if self._rank is None:
             raise RuntimeError("load the model first")
+        if isinstance(command, Pool):
+            if not isinstance(self._rank, PoolingRank):
+                raise RuntimeError("the model is not served for pooling")
+            found = self._rank.run(PoolingPlan(command.step, command.sequences))
+            if self._rank.number:
+                return Done
+            return lambda: Pooled(found.outputs, found.forward_milliseconds, found.execute_milliseconds)
         if isinstance(command, Step):
+            if not isinstance(self._rank, RankModel):
+                raise RuntimeError("the model is served for pooling")
             step = self._rank.begin(command.plan)
             pending = self._rank.finish(step, self._receive_masks() if command.plan.awaits_masks else None)
             return lambda: Stepped(pending.result())
@@ -109,7 +122,7 @@ class RankProcess:
             return lambda: Kept(lines)
         if isinstance(command, Probe):
             return Done
-        if not isinstance(command, Allocate):
+        if not isinstance(command, Allocate) or not isinstance(self._rank, RankModel):
             raise RuntimeError(f"{type(command).__name__} was received unexpectedly")
         self._rank.allocate(command.size)
         return Done
@@ -129,6 +142,12 @@ class RankProcess:
         kernels = choose_kernels(options.kernels.cpu_kernels, device)
         custom = not options.parallel.executor.disable_custom_all_reduce
         groups = join_groups(place.layout, place.rank, place.rendezvous, device, in_order, kernels, custom)
+        if command.pooled_tokens is not None:
+            pooled = self._rank = PoolingRank(
+                PoolingSource(command.model, options, command.pooled_tokens, groups, device)
+            )
+            pooled.runner.allocate()
+            return Loaded(pooled.runner.spec())
         self._wait_for_turn(command)
         rank = self._rank = RankModel(ModelSource(command.model, options, groups, device), device, command.rank)
         self._wait_for_turn(command)

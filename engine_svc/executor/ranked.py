@@ -54,6 +54,7 @@ class RankedExecutor(Executor):
     """
 
     max_in_flight = 2
+    pooled_tokens: list[int] | None = None  # see LoadModel
 
     def __init__(self) -> None:
         self._ranks: RankGroup | None = None
@@ -83,7 +84,7 @@ class RankedExecutor(Executor):
         in_turns = at_once < len(ranks.devices)
         log, theirs = log_options() or LogOptions(), _without_secret(options)
         commands: list[Command] = [
-            LoadModel(model, theirs, rank, device, ranks.rendezvous, log, in_turns)
+            LoadModel(model, theirs, rank, device, ranks.rendezvous, log, in_turns, self.pooled_tokens)
             for rank, device in enumerate(ranks.devices)
         ]
         try:

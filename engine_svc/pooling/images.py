@@ -22,13 +22,17 @@ logger = logging.getLogger(__name__)
 class StepImages:
     """The images of a step's sequences. For models that read text only, every method is a no-op."""
 
-    def __init__(self, encoder: MediaEncoder | None, max_model_len: int, device: torch.device, *, both_ways: bool):
+    def __init__(
+        self, encoder: MediaEncoder | None, max_model_len: int, device: torch.device, *, both_ways: bool, is_alone: bool
+    ) -> None:
         """
         Args:
             encoder: None for models that read text only.
             both_ways: see ModelFacts.whole_image_tokens.
+            is_alone: there is no other rank, which would compute a sequence that fails here.
         """
         self._encoder, self._device, self._both_ways = encoder, device, both_ways
+        self._is_alone = is_alone
         self._max_model_len = max_model_len
 
     @property
@@ -63,6 +67,8 @@ class StepImages:
         except UnfitImage as error:
             return f"an image does not fit the model or its place: {error}"
         except Exception as error:  # whatever an encoder raises about inputs that it was not made for
+            if not self._is_alone:
+                raise
             logger.exception("an image cannot be encoded")
             return f"the model cannot encode one of the images ({type(error).__name__})"
 

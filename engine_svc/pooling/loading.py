@@ -67,9 +67,10 @@ class PooledModel:
 
 @torch.inference_mode()
 def load_pooled(
-    folder: Path, form: PoolingForm, tokens: Sequence[int], options: EngineOptions, device: torch.device
-) -> PooledModel:
-    """Loads a model for pooling.
+    folder: Path, form: PoolingForm, tokens: Sequence[int], options: EngineOptions, device: torch.device,
+    groups: ParallelGroups,
+) -> PooledModel:  # fmt: skip
+    """Loads one rank's part of a model for pooling.
 
     Args:
         tokens: ids of `form.classifier_tokens`.
@@ -86,7 +87,6 @@ def load_pooled(
             "not supported for pooling. Use --runner generate."
         )
     longest = _longest(config, form, options)
-    groups = ParallelGroups()
     with division_told(groups):
         context, attention = place_layers(raw, config, options, groups, device)
         kind = Encoder if isinstance(config, EncoderConfig) else Decoder

@@ -20,6 +20,7 @@ from engine_svc.memory import keep_freed_memory
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.encoder import Encoder
 from engine_svc.native.calls import NotRecordable
+from engine_svc.parallel.group import ParallelGroups
 from engine_svc.plan import KvCacheSpec
 from engine_svc.pooling.images import StepImages
 from engine_svc.pooling.inputs import FlatBatch, Inputs, Room
@@ -27,7 +28,7 @@ from engine_svc.pooling.loading import load_pooled
 from engine_svc.pooling.pooler import HiddenStates
 from engine_svc.pooling.recorded import RecordedPass
 from engine_svc.pooling_form.form import PoolingForm
-from engine_svc.pooling_plan import PooledOutput, PooledSequence, PoolingPlan, PoolingResult, PoolingSpec
+from engine_svc.pooling_plan import PooledOutput, PooledSequence, PoolingPlan, PoolingResult
 from engine_svc.runner.image_parts import ImageParts
 from engine_svc.runner.memory import token_budget
 from engine_svc.runner.placed_images import PlacedImages
@@ -55,8 +56,9 @@ class PoolingRunner:
     """Runs one rank in this process and thread. Call `allocate` before the first step."""
 
     def __init__(
-        self, folder: Path, form: PoolingForm, tokens: Sequence[int], options: EngineOptions, device: torch.device
-    ) -> None:
+        self, folder: Path, form: PoolingForm, tokens: Sequence[int], options: EngineOptions, device: torch.device,
+        groups: ParallelGroups,
+    ) -> None:  # fmt: skip
         """
         Args:
             tokens: ids of `form.classifier_tokens`.
@@ -64,10 +66,10 @@ class PoolingRunner:
         Raises:
             StartupError: the model cannot be found, read or supported.
         """
-        self._device = device
-        bind_threads(options.kernels, device, 0, 1)
+        self._device, self._is_alone = device, groups.layout.num_ranks == 1
+        bind_threads(options.kernels, device, groups.rank, groups.layout.num_ranks)
         try:
-            self._loaded = load_pooled(folder, form, tokens, options, self._device)
+            self._loaded = load_pooled(folder, form, tokens, options, self._device, groups)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StartupError(f"Not enough memory for the model's weights: {error}") from error
         if self._loaded.attention.kernels is not None:
@@ -75,7 +77,11 @@ class PoolingRunner:
             torch.set_num_threads(1)
         loaded = self._loaded
         self._images = StepImages(
-            loaded.images, loaded.max_model_len, device, both_ways=loaded.model.config.whole_image_tokens > 0
+            loaded.images,
+            loaded.max_model_len,
+            device,
+            both_ways=loaded.model.config.whole_image_tokens > 0,
+            is_alone=self._is_alone,
         )
         given, shape = options.scheduler.max_num_batched_tokens, self._loaded.attention.shape
         self._budget = given or max(_LEAST_BUDGET, token_budget(self._device))
@@ -100,11 +106,6 @@ class PoolingRunner:
     def close(self) -> None:
         """Does nothing, as nothing runs in the background."""
 
-    @property
-    def pooling(self) -> PoolingSpec:
-        """What is known of the outputs only once the model is loaded."""
-        return self._loaded.spec
-
     def spec(self) -> KvCacheSpec:
         """What the control side must know about the model; there is no KV cache."""
         loaded, config = self._loaded, self._loaded.model.config
@@ -119,12 +120,14 @@ class PoolingRunner:
             accepts_videos=MediaKind.VIDEO in self._images.kinds,
             accepts_audio=MediaKind.AUDIO in self._images.kinds,
             cpu_kernels="" if self._device.type != "cpu" else kernels.level if kernels else "torch",
-            batch_invariant=loaded.batch_invariant,
+            batch_invariant=loaded.batch_invariant, pooling=loaded.spec,
         )  # fmt: skip
 
     @torch.inference_mode()
     def run(self, plan: PoolingPlan) -> PoolingResult:
         """Runs a step. If the batch raises, each sequence runs alone, and only those that raise then get an error.
+
+        With several ranks, which must all do the same, the step fails instead.
 
         Raises:
             Exception: no sequence succeeds, of those whose images do not fail.
@@ -151,7 +154,7 @@ class PoolingRunner:
             forward = time.perf_counter()
             return self._pool(hidden, sequences), forward - start
         except Exception as error:
-            if len(sequences) == 1:
+            if len(sequences) == 1 or not self._is_alone:
                 raise
             logger.error("%d sequences cannot run together; each now runs alone", len(sequences), exc_info=error)
             return self._run_apart(sequences), forward - start

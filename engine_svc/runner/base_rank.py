@@ -76,6 +76,12 @@ class BaseRank(Generic[Model]):
         """Receives weights from a trainer; returns why not, if so, unless a subclass can."""
         return [_NOT_REPLACED]
 
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Does nothing: steps run in the caller's thread, so nothing appears or ends by itself."""
+
+    def check_alive(self, asks: bool = False) -> None:
+        """Does nothing; see `wake_by`."""
+
     def _settle(self) -> None:
         """Waits until no communication between ranks is under way; there is none unless a subclass has some."""
 

@@ -269,6 +269,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "scores": "POST /score",
             "reranking": "POST /rerank",
             "images": "integration/test_pooled_images.py::vectors_and_scores",
+            "tensor parallelism": "engine_svc/executor/test_pooled.py::vectors_of_a_decoder_with_images",
             "input/output processors": "--io-processor-plugin",
         },
         "engine": {

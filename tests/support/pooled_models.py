@@ -12,9 +12,10 @@ import torch
 import transformers
 
 from engine_svc.config_formats.registry import read_model_config
+from engine_svc.parallel.group import ParallelGroups
 from engine_svc.pooling.runner import PoolingRunner
 from engine_svc.pooling_form.form import pooling_form
-from engine_svc.pooling_plan import PooledOutput, PooledSequence, PoolingPlan
+from engine_svc.pooling_plan import PooledOutput, PooledSequence, PoolingPlan, PoolingSpec
 from tests.support.engine_options import engine_options
 
 VOCAB_SIZE, LABELS = 160, 3
@@ -103,9 +104,16 @@ def runner_of(folder: Path, tokens: Sequence[int] = (), **options: Any) -> Pooli
     """A loaded model, in float32 unless the options say otherwise."""
     chosen = engine_options(**({"dtype": "float32"} | options))
     form = pooling_form(read_model_config(folder, chosen.form), folder, chosen.pooling)
-    runner = PoolingRunner(folder, form, tokens, chosen, torch.device("cpu"))
+    runner = PoolingRunner(folder, form, tokens, chosen, torch.device("cpu"), ParallelGroups())
     runner.allocate()
     return runner
+
+
+def pooling_of(runner: PoolingRunner) -> PoolingSpec:
+    """What is known of a loaded model's outputs."""
+    found = runner.spec().pooling
+    assert found is not None
+    return found
 
 
 def sequence(token_ids: Sequence[int], task: str, types: Sequence[int] = (), **changes: Any) -> PooledSequence:

@@ -43,6 +43,10 @@ class FakeSteps:
     def reset_encoder_cache(self) -> None:
         """Does nothing."""
 
+    def wake_by(self, wake: Callable[[], None]) -> None: ...
+
+    def check_alive(self, asks: bool = False) -> None: ...
+
     def close(self) -> None:
         """Does nothing."""
 

@@ -24,6 +24,7 @@ from tests.support.pooled_models import (
     change_config,
     make_pooled,
     pool,
+    pooling_of,
     reference,
     run,
     runner_of,
@@ -122,7 +123,7 @@ def test_late_interaction(tmp_path: Path) -> None:
     change_config(folder, architectures=["HF_ColBERT"], dim=24)
     expected = [torch.nn.functional.normalize(each @ projection.T, dim=-1) for each in hidden]
     runner = runner_of(folder)
-    assert runner.pooling.token_embedding_size == 24
+    assert pooling_of(runner).token_embedding_size == 24
     close(run(runner, [sequence(each, "token_embed", normalize=True) for each in PROMPTS]), expected)
 
 
@@ -142,7 +143,7 @@ def test_folders_of_sentence_transformers(tmp_path: Path, mode: str) -> None:
     prompts = [each for each in PROMPTS if len(each) <= 64]
     expected = theirs.encode([text_of(each) for each in prompts], convert_to_tensor=True)
     runner = runner_of(folder)
-    assert (runner.pooling.embedding_size, runner.spec().max_model_len) == (24, 64)
+    assert (pooling_of(runner).embedding_size, runner.spec().max_model_len) == (24, 64)
     found = run(runner, [sequence(each, "embed", normalize=True) for each in prompts])
     torch.testing.assert_close(torch.stack(found), expected, atol=1e-5, rtol=1e-5)
 
@@ -235,7 +236,12 @@ SHARED_STORAGE = {
     "kv_connector": "SharedStorageConnector", "kv_connector_extra_config": {"shared_storage_path": "/nowhere"}
 }  # fmt: skip
 REFUSED = {
-    "ranks": ({"tensor_parallel_size": 2}, "more than one rank"),
+    "stages": ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
+    "ranks of one process": (
+        {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
+        "--distributed-executor-backend uni",
+    ),
+    "ranks in turns": ({"max_parallel_loading_workers": 1}, "--max-parallel-loading-workers"),
     "executor": ({"distributed_executor_backend": "ray"}, "--distributed-executor-backend ray"),
     "class": ({"worker_cls": "package.Class"}, "--worker-cls"),
     "extension": ({"worker_extension_cls": "package.Class"}, "--worker-extension-cls"),

@@ -12,7 +12,7 @@ from engine_svc.pooling.inputs import FlatBatch
 from engine_svc.pooling.runner import PoolingRunner
 from engine_svc.runner.native_calls import Arena
 from tests.support.native import needs_native
-from tests.support.pooled_models import make_pooled, runner_of, sequence
+from tests.support.pooled_models import make_pooled, pooling_of, runner_of, sequence
 from tests.support.run_engine import random_prompts
 
 PROMPTS = random_prompts(1, 2, 5, 16, 17, 40, 90)
@@ -21,7 +21,7 @@ BUDGET = 128
 
 def passes(runner: PoolingRunner, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor | None, torch.Tensor]:
     """Returns hidden states from the recorded calls (None if the batch cannot use them) and from the model's code."""
-    kinds = max(1, runner.pooling.type_vocab_size)
+    kinds = max(1, pooling_of(runner).type_vocab_size)
     types = [[place % kinds for place in range(len(each))] for each in prompts]
     sequences = [sequence(each, "embed", own) for each, own in zip(prompts, types, strict=True)]
     batch = FlatBatch.of(sequences, runner.spec().block_size)
