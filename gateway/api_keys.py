@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gateway.requests.named_key import NamedKey
 from quire.api_keys import ApiKey, key_digest
@@ -34,6 +35,7 @@ class ApiKeys:
         self._plain = [key_digest(key) for key in keys]
         self._read, self._clock = read, clock
         self._named: dict[bytes, NamedKey] = {}
+        self._holders: dict[Callable[[], None], bytes] = {}
         self.files = WatchedFiles("API keys", [] if file is None else [file], self._load)
         self._has_file = file is not None
         self._load()
@@ -59,6 +61,21 @@ class ApiKeys:
         named = [key for known, key in self._named.items() if hmac.compare_digest(digest, known)]
         return any(plain) or bool(named), named[0] if named else None
 
+    @contextlib.contextmanager
+    def held(self, key: NamedKey | None, end: Callable[[], None]) -> Iterator[None]:
+        """Watches a key that is used for longer than a request, while the context is open.
+
+        Args:
+            key: None for one that is not of the file, which nothing removes.
+            end: called when the file no longer has the key.
+        """
+        if key is not None:
+            self._holders[end] = key.entry.digest
+        try:
+            yield
+        finally:
+            self._holders.pop(end, None)
+
     def _load(self) -> None:
         """Reads the file. A name that it had before goes on with what its requests have used."""
         before = {key.entry.name: key for key in self._named.values()}
@@ -70,3 +87,6 @@ class ApiKeys:
                 key = NamedKey(entry, self._clock)
             found[entry.digest] = key
         self._named = found
+        for end, digest in self._holders.items():
+            if digest not in found:
+                end()

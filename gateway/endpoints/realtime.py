@@ -11,6 +11,7 @@ from starlette.websockets import WebSocket
 from gateway.context import context_of
 from gateway.endpoints.realtime_session import RealtimeSession
 from gateway.errors import error_response, plain_error, stopping
+from gateway.requests.named_key import NamedKey
 
 _SUBPROTOCOL = "realtime"  # which OpenAI's clients for browsers offer
 
@@ -20,8 +21,9 @@ async def realtime(socket: WebSocket) -> None:
     if (refusal := _refusal(socket)) is not None:
         await socket.send_denial_response(refusal)
         return
-    session = RealtimeSession(socket)
-    with context_of(socket).realtime.held(session.stop):
+    session, context = RealtimeSession(socket), context_of(socket)
+    key: NamedKey | None = socket.scope["state"].get("named_key")
+    with context.realtime.held(session.stop), context.api_keys.held(key, session.revoke):
         await socket.accept(_SUBPROTOCOL if _SUBPROTOCOL in socket.scope["subprotocols"] else None)
         await session.run()
 

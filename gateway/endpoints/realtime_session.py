@@ -39,7 +39,7 @@ from gateway.requests.named_key import NamedKey
 from gateway.requests.transcription import Transcribing, check_reads_audio, transcribing
 from gateway.requests.wrong_field import wrong_field
 from quire.error_tables import mapping_of
-from quire.errors import Cancelled, Internal, InvalidRequest, QuireError, Unavailable
+from quire.errors import Cancelled, Internal, InvalidRequest, QuireError, Unauthenticated, Unavailable
 from quire.pcm import SAMPLE_BYTES, wav_file
 from quire.rpc.context import current_trace, enter_request
 from quire.runners import GENERATE
@@ -51,7 +51,7 @@ _EVENTS = (
     "Events are session.update (model, language, prompt), input_audio_buffer.append (audio) and "
     "input_audio_buffer.commit (final)."
 )
-_IDLE, _FAILED, _RESTARTING = 1001, 1011, 1012  # codes with which connections are closed
+_IDLE, _REVOKED, _FAILED, _RESTARTING = 1001, 1008, 1011, 1012  # codes with which connections are closed
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,19 @@ class RealtimeSession:
         self._num_waiting = 0  # segments that are not transcribed
         self._num_segments = 0
         self._is_stopped = asyncio.Event()
+        self._why: tuple[QuireError, int] | None = None  # it is stopped, and the code with which it is closed
 
     def stop(self) -> None:
-        """Has the session transcribe what it has, and end."""
+        """Has the session transcribe what it has, and end: the server stops."""
+        self._stop(Unavailable("The server is stopping: the connection is closed. Connect again."), _RESTARTING)
+
+    def revoke(self) -> None:
+        """Has the session transcribe what it has, and end: its API key is no longer known."""
+        why = "The API key of this connection has been removed: the connection is closed. Connect with another key."
+        self._stop(Unauthenticated(why), _REVOKED)
+
+    def _stop(self, error: QuireError, code: int) -> None:
+        self._why = self._why or (error, code)
         self._is_stopped.set()
 
     async def run(self) -> None:
@@ -109,7 +119,7 @@ class RealtimeSession:
             await self._serve()
 
     async def _serve(self) -> None:
-        """Reads and writes until the client leaves, is silent for too long, or the server stops.
+        """Reads and writes until the client leaves, is silent for too long, or the session is stopped.
 
         Raises:
             WebSocketDisconnect: the client has left while something was sent.
@@ -136,11 +146,13 @@ class RealtimeSession:
             await asyncio.gather(*jobs, return_exceptions=True)
 
     async def _finish(self, writing: asyncio.Task[None]) -> None:
-        """Writes what is left of the transcript, and closes the connection: the server stops."""
-        ending = asyncio.create_task(self._end_transcript())
-        await asyncio.wait((ending, writing), return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        await self._close(Unavailable("The server is stopping: the connection is closed. Connect again."), _RESTARTING)
+        """Writes what is left of the transcript, and closes the connection."""
+        assert self._why is not None
+        ending, seconds = asyncio.create_task(self._end_transcript()), self._options.drain_timeout_seconds
+        await asyncio.wait((ending, writing), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for job in (ending, writing):
+            job.cancel()
+        await self._close(*self._why)
 
     async def _end_transcript(self) -> None:
         if self._asked is not None:

@@ -9,6 +9,7 @@ import json
 import wave
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEY = {"authorization": "Bearer key"}
+FEW = {"name": "few", "key": "few", "requests_per_minute": 1}
 UPDATE = {"type": "session.update", "model": "fake"}
 COMMIT = {"type": "input_audio_buffer.commit"}
 FINAL = COMMIT | {"final": True}
@@ -40,7 +42,7 @@ TOKENIZER = byte_tokenizer(8192)
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayStack]:
     folder = tmp_path_factory.mktemp("tokenizer")
     file = folder / "keys"
-    file.write_text(json.dumps({"keys": [{"name": "few", "key": "few", "requests_per_minute": 1}]}))
+    file.write_text(json.dumps({"keys": [FEW]}))
     async with running_gateway(
         folder, api_key=("key",), api_key_file=str(file), realtime_segment_seconds=1.0, root_path="/llm"
     ) as running:
@@ -226,6 +228,33 @@ async def test_each_segment_counts_for_a_keys_limits(stack: GatewayStack) -> Non
             error = await told(client)
         assert (error["code"], "requests_per_minute is 1" in error["error"]) == ("RateLimitError", True)
         assert (await told(client))["text"] == "word 0"
+
+
+@pytest.mark.parametrize("left", [[], [{"name": "gone", "key": "other"}]], ids=["removed", "replaced"])
+async def test_a_key_that_is_removed_ends_its_sessions(stack: GatewayStack, left: list[dict[str, str]]) -> None:
+    """They write what they have heard. Those of other keys go on."""
+
+    def save(*keys: dict[str, str]) -> None:
+        Path(stack.context.options.api_key_file or "").write_text(json.dumps({"keys": [FEW, *keys]}))
+        stack.context.api_keys.files.refresh()
+
+    save({"name": "gone", "key": "gone"})
+    async with connected(stack, authorization="Bearer few") as other, connected(stack) as plain:
+        async with connected(stack, authorization="Bearer gone") as client:
+            await told(client)
+            await tell(client, UPDATE, append(800), {"type": "?"})
+            assert (await told(client))["type"] == "error"  # so the audio has arrived
+            save(*left)
+            assert (await transcript(client))[1]["text"] == "word 0"
+            error = await told(client)
+            assert (error["code"], "has been removed" in error["error"]) == ("AuthenticationError", True)
+            with pytest.raises(ConnectionClosed) as caught:
+                await told(client)
+        assert caught.value.rcvd and caught.value.rcvd.code == 1008
+        for each in (other, plain):
+            assert (await told(each))["type"] == "session.created"
+            assert (await refused(each, "{"))[0].startswith("A message is no JSON")
+    save()
 
 
 async def test_pages_of_other_origins(stack: GatewayStack) -> None:
