@@ -168,7 +168,7 @@ def _obstacle_in_use(model: Any, name: str) -> str:
         try:
             _call(model)
         except _Reached as reached:
-            return encoder.told or _difference(reached.given, features)
+            return encoder.told or _difference(reached.given, features, _around_image(model, -1))
         except Exception as raised:  # whatever a model raises that wants something else
             error = raised
     return f"its code does more with images than to put their embeddings in the places of their tokens: {_line(error)}"
@@ -178,13 +178,15 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _token_ids(model: Any) -> torch.Tensor:
-    image = [model.config.image_token_id] * _NUM_FEATURES
-    return torch.tensor([[*range(_BEFORE), *image, *range(_AFTER)]])
+def _around_image(model: Any, image: int) -> list[int]:
+    """Tokens of text, which are others than the model's token of images, around those of an image."""
+    text = [token_id for token_id in range(_BEFORE + 1) if token_id != model.config.image_token_id]
+    return [*text[:_BEFORE], *[image] * _NUM_FEATURES, *text[:_AFTER]]
 
 
 def _call(model: Any) -> None:
-    ids, taken = _token_ids(model), inspect.signature(model.forward).parameters
+    ids = torch.tensor([_around_image(model, model.config.image_token_id)])
+    taken = inspect.signature(model.forward).parameters
     unit = getattr(model.config.vision_config, "spatial_merge_size", 1)
     inputs = {
         PIXELS: torch.zeros(1, 3, _SIDE, _SIDE), _SIZES: torch.tensor([[_SIDE, _SIDE]]),
@@ -197,9 +199,13 @@ def _call(model: Any) -> None:
         )  # fmt: skip
 
 
-def _difference(given: Mapping[str, Any], features: torch.Tensor) -> str:
-    """What a text model gets besides the embeddings of tokens, with those of images in their places."""
-    count = _BEFORE + _NUM_FEATURES + _AFTER
+def _difference(given: Mapping[str, Any], features: torch.Tensor, embeddings: list[int]) -> str:
+    """What a text model gets besides the embeddings of tokens, with those of images in their places.
+
+    Args:
+        embeddings: the value of each of these.
+    """
+    count = len(embeddings)
     positions = torch.arange(count)
     plain = {"attention_mask": torch.ones_like(positions), "position_ids": positions, "cache_position": positions}
     for name, value in given.items():
@@ -208,7 +214,6 @@ def _difference(given: Mapping[str, Any], features: torch.Tensor) -> str:
         if not isinstance(value, torch.Tensor) or name not in plain or not value.view(-1).equal(plain[name]):
             return f"its text model gets {name} of its own making"
     embedded = given.get("inputs_embeds")
-    own = [*range(_BEFORE), *[-1] * _NUM_FEATURES, *range(_AFTER)]
-    if embedded is None or embedded.shape != (1, count, features.shape[1]) or embedded[0, :, 0].tolist() != own:
+    if embedded is None or embedded.shape != (1, count, features.shape[1]) or embedded[0, :, 0].tolist() != embeddings:
         return "its text model does not get the embeddings of images in the places of their tokens"
     return ""

@@ -66,6 +66,11 @@ def test_models_that_are_listed_would_be_told_apart(model_type: str, reason: str
     assert bool(found) == bool(reason)
 
 
+@pytest.mark.parametrize("token_id", [0, 1])
+def test_any_token_may_stand_for_images(token_id: int) -> None:
+    assert image_obstacle(raw_config("janus", image_token_id=token_id)) == ""
+
+
 @pytest.mark.parametrize("layer", [-1, -2])
 def test_what_an_encoder_is_told(monkeypatch: pytest.MonkeyPatch, layer: int) -> None:
     """By Quire, nothing beside an image, so an encoder must not be told another value than that of its default."""
