@@ -98,6 +98,7 @@ class Pooled(msgspec.Struct, tag=True):
     outputs: list[PooledOutput | str]
     forward_milliseconds: float
     execute_milliseconds: float
+    encoded_media: int
 
 
 class Kept(msgspec.Struct, tag=True):

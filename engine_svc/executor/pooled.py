@@ -30,7 +30,9 @@ class PooledRanks(MultiprocExecutor):
         self._send_all(Pool(plan.step, plan.sequences))
         for answer in self._receive(self._step_seconds):
             if isinstance(answer, Pooled):
-                return PoolingResult([*answer.outputs], answer.forward_milliseconds, answer.execute_milliseconds)
+                return PoolingResult(
+                    [*answer.outputs], answer.forward_milliseconds, answer.execute_milliseconds, answer.encoded_media
+                )
         raise ExecutorDead("no rank has answered a pooling step with its results")
 
     def reset_encoder_cache(self) -> None:

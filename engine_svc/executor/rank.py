@@ -110,7 +110,9 @@ class RankProcess:
             found = self._rank.run(PoolingPlan(command.step, command.sequences))
             if self._rank.number:
                 return Done
-            return lambda: Pooled(found.outputs, found.forward_milliseconds, found.execute_milliseconds)
+            return lambda: Pooled(
+                found.outputs, found.forward_milliseconds, found.execute_milliseconds, found.encoded_media
+            )
         if isinstance(command, Step):
             if not isinstance(self._rank, RankModel):
                 raise RuntimeError("the model is served for pooling")

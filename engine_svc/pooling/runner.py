@@ -143,7 +143,8 @@ class PoolingRunner:
         found, seconds = self._run([*fit.values()]) if fit else ([], 0.0)
         for index, output in zip(fit, found, strict=True):
             outputs[index] = output
-        return PoolingResult(outputs, seconds * 1000, (time.perf_counter() - start) * 1000)
+        encoded = len({image.digest for each in plan.sequences for image in each.images})
+        return PoolingResult(outputs, seconds * 1000, (time.perf_counter() - start) * 1000, encoded)
 
     def _run(self, sequences: Sequence[_Placed]) -> tuple[list[PooledOutput | str], float]:
         """Returns what each sequence gets, and how many seconds the model took."""

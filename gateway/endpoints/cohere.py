@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,15 +14,20 @@ from gateway.endpoints import large
 from gateway.endpoints.body import read_json
 from gateway.endpoints.embeddings import check_dimensions
 from gateway.endpoints.pooled import PoolingCall
+from gateway.endpoints.pooled_inputs import rendered
 from gateway.protocol.pooling import (
     CohereBilledUnits,
     CohereEmbeddings,
     CohereEmbedRequest,
     CohereEmbedResponse,
+    CohereInput,
     CohereMeta,
     PoolingFields,
 )
+from gateway.requests.field_names import told_as
+from gateway.requests.messages import PlacedPart, media_kinds, texts_of
 from gateway.requests.pooling_request import Truncation
+from gateway.services.tokenizer import ConversationForm
 from quire.errors import InvalidRequest
 
 # Cohere's input types → prompt names in models' configurations.
@@ -38,8 +44,9 @@ async def embed(request: Request) -> Response:
     body = await read_json(request, CohereEmbedRequest)
     call = PoolingCall.of(request, PoolingFields(model=body.model, priority=body.priority))
     call.require("embed")
-    texts = _texts_of(body)
-    call.check_inputs(len(texts), "texts")
+    given = _inputs_of(body)
+    call.check_inputs(len(given), "texts")
+    texts = [each for each in given if isinstance(each, str)]
     kinds = body.embedding_types or ["float"]
     size = call.info.embedding_size
     if body.output_dimension is not None:
@@ -52,7 +59,12 @@ async def embed(request: Request) -> Response:
             parameter="embedding_types",
         )
     prompt = _prompt_of(call, body.input_type)
-    inputs = await call.texts([prompt + text for text in texts], truncation=_truncation_of(call, body))
+    tokenized = iter(await call.texts([prompt + text for text in texts], truncation=_truncation_of(call, body)))
+    system: list[Mapping[str, Any]] = [{"role": "system", "content": prompt}] if prompt else []
+    conversations = [[*system, {"role": "user", "content": each}] for each in given if not isinstance(each, str)]
+    with told_as({"messages": "images" if body.images else "inputs"}):
+        seen = iter(await rendered(call, conversations, ConversationForm.CHAT))
+    inputs = [next(tokenized if isinstance(each, str) else seen) for each in given]
     outputs = await call.run(inputs, "embed", dimensions=body.output_dimension, normalize=None)
     meta = CohereMeta(CohereBilledUnits(sum(output.num_tokens for output in outputs)))
     return await large.answer(
@@ -76,14 +88,33 @@ def _embeddings(kinds: Sequence[str], outputs: Sequence[Pooled]) -> CohereEmbedd
     return found
 
 
-def _texts_of(body: CohereEmbedRequest) -> list[str]:
-    if body.images:
-        raise InvalidRequest("images: Quire's models read text only.", parameter="images")
-    if (body.texts is None) == (body.inputs is None):
-        raise InvalidRequest("Send either texts or inputs.", parameter="texts")
+def _inputs_of(body: CohereEmbedRequest) -> list[str | list[PlacedPart]]:
+    """The inputs: texts, and the content of messages that have images.
+
+    Raises:
+        InvalidRequest: there are none, several kinds, or one is malformed.
+    """
+    if (body.texts is not None) + (body.inputs is not None) + bool(body.images) != 1:
+        raise InvalidRequest("Send either texts, images or inputs.", parameter="texts")
     if body.texts is not None:
-        return body.texts
-    return ["".join(part.text for part in each.content) for each in body.inputs or ()]
+        return [*body.texts]
+    if body.images:
+        return [
+            [PlacedPart(f"images[{index}]", type="image_url", image_url={"url": url})]
+            for index, url in enumerate(body.images)
+        ]
+    return [_content_of(each, f"inputs[{index}]") for index, each in enumerate(body.inputs or ())]
+
+
+def _content_of(given: CohereInput, place: str) -> str | list[PlacedPart]:
+    content = [
+        PlacedPart(f"{place}.content[{index}]", type=part.type, **{part.type: getattr(part, part.type)})
+        for index, part in enumerate(given.content)
+    ]
+    if media_kinds([{"content": content}]):
+        return content
+    with told_as({"messages": "inputs"}):
+        return "".join(texts_of({"content": content}))
 
 
 def _prompt_of(call: PoolingCall, input_type: str | None) -> str:

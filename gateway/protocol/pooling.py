@@ -150,10 +150,11 @@ class ClassifyResponse(msgspec.Struct):
 
 
 class CohereContent(msgspec.Struct):
-    """One part of an input."""
+    """One part of an input: a text, or the URL of an image."""
 
-    type: Literal["text"]
-    text: str
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: dict[str, Any] | None = None
 
 
 class CohereInput(msgspec.Struct):
@@ -169,7 +170,7 @@ class CohereEmbedRequest(RequestFields, kw_only=True):
     input_type: str | None = None
     texts: list[str] | None = None
     inputs: list[CohereInput] | None = None
-    images: Any = None
+    images: list[str] | None = None  # data: URLs
     output_dimension: int | None = None
     embedding_types: list[Literal["float", "base64", "binary", "ubinary"]] | None = None  # default: float
     truncate: Literal["NONE", "START", "END"] = "END"

@@ -68,6 +68,7 @@ def test_an_image_that_does_not_fit_fails_its_own_sequence(tmp_path: Path) -> No
     first, broken, second = runner.run(PoolingPlan(2, [seen, short, text])).outputs
     assert isinstance(broken, str) and "does not fit" in broken
     assert [first, second] == expected
+    assert runner.run(PoolingPlan(4, [seen, text, seen])).encoded_media == len(seen.images)  # each only once
     assert runner.run(PoolingPlan(3, [short])).outputs == [broken]  # which is no failure of the step
 
 

@@ -135,6 +135,26 @@ async def test_conversations(stack: Stack) -> None:
     assert not second.images
 
 
+async def test_images_of_coheres_api(stack: Stack) -> None:
+    known = [{"role": "user", "content": [{"type": "image"}]}]
+    ids = stack.ids(stack.processor.tokenizer.apply_chat_template(known, tokenize=False), DOT)
+    url = part(DOT)["image_url"]["url"]
+    answer = await stack.post("/v2/embed", {"model": "seer", "images": [url]})
+    (given,) = stack.inputs("seer")
+    stack.check(given, ids, 4)
+    assert answer["embeddings"]["float"] == [pytest.approx(embedding(ids), abs=1e-6)]
+    inputs = [{"content": [text("A "), text("dot.")]}, {"content": [part(DOT)]}]
+    answer = await stack.post("/v2/embed", {"model": "seer", "inputs": inputs})
+    first, second = stack.inputs("seer")
+    stack.check(first, stack.ids("A dot."))
+    stack.check(second, ids, 4)
+    assert answer["texts"] == ["A dot."]
+    error = await stack.refused("/v2/embed", {"model": "reader", "images": [url]}, "images[0]", "reads text only")
+    assert error["param"] == "images"
+    await stack.refused("/v2/embed", {"model": "seer", "images": [url], "texts": ["x"]}, "texts, images or inputs")
+    await stack.refused("/v2/embed", {"model": "seer", "inputs": [{"content": [{"type": "text"}]}]}, "content[0]")
+
+
 async def test_contents_are_compared_as_they_are(stack: Stack) -> None:
     """Images first, and nothing between them and the text, as in vLLM."""
     documents = [{"content": [text("A"), text("B"), part(CAT)]}, "A dot.", {"content": [part(DOT)]}]

@@ -286,8 +286,8 @@ async def test_coheres_vectors(stack: Stack) -> None:
     await stack.refused("/v2/embed", {"model": "embedder", "texts": ["h" * 5000], "truncate": "NONE"}, "4096 tokens")
     await stack.refused("/v2/embed", body | {"embedding_types": ["binary"]}, "whole bytes")
     await stack.refused("/v2/embed", body | {"input_type": "none"}, "search_query")
-    await stack.refused("/v2/embed", body | {"texts": None}, "texts or inputs")
-    await stack.refused("/v2/embed", body | {"images": ["x"]}, "text only")
+    await stack.refused("/v2/embed", body | {"texts": None}, "texts, images or inputs")
+    await stack.refused("/v2/embed", body | {"images": ["data:image/png;base64,x"], "texts": None}, "reads text only")
 
 
 async def test_likely_labels(stack: Stack) -> None:
