@@ -83,14 +83,28 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
         snapshot_tokens=-(-cache.mamba_block_size // spec.block_size) * spec.block_size if num_snapshots else 0,
     )
     _check_budget(size, spec.max_num_batched_tokens, scheduler)
-    return _with_host_tier(size, spec.bytes_per_block, cache.host_bytes(options.parallel.num_ranks))
+    return _with_host_tier(size, spec.bytes_per_block, cache, options.parallel.num_ranks)
 
 
-def _with_host_tier(size: KvCacheSize, block_bytes: int, num_bytes: int) -> KvCacheSize:
-    """Divides host memory among blocks and saved states, in the proportion that they have on the device."""
+def _with_host_tier(size: KvCacheSize, block_bytes: int, cache: CacheOptions, num_ranks: int) -> KvCacheSize:
+    """Divides host memory among blocks and saved states, in the proportion that they have on the device.
+
+    Raises:
+        StartupError: it has no room for one of each.
+    """
+    num_bytes = cache.host_bytes(num_ranks)
     on_device = size.num_blocks * block_bytes + size.num_snapshots * size.snapshot_bytes
-    if not num_bytes or not on_device:
+    if not cache.host_memory_options or not on_device:
         return size
+    least = -(-on_device // min(size.num_blocks, size.num_snapshots or size.num_blocks))
+    if num_bytes < least:
+        state = f" and the states of recurrent layers {size.snapshot_bytes}" if size.num_snapshots else ""
+        needed = least if cache.swap_space else least * num_ranks
+        raise StartupError(
+            f"{cache.host_memory_options[0]} leaves {num_bytes} bytes of host memory to each rank, where a KV "
+            f"block takes {block_bytes}{state}: make it at least {needed} bytes ({needed / 2**30:.2g} GiB), "
+            "better many times that, or leave it out."
+        )
     return replace(
         size, num_host_blocks=size.num_blocks * num_bytes // on_device,
         num_host_snapshots=size.num_snapshots * num_bytes // on_device,

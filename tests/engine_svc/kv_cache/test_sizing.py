@@ -118,6 +118,27 @@ def test_host_memory_is_divided_like_the_device() -> None:
     assert sizes(changed(bytes_per_block=0, available_bytes=17_000, state_bytes=2000)) == (56 * 200, 1000)
 
 
+def test_host_memory_without_room_for_a_block_is_refused() -> None:
+    def num_blocks(num_bytes: int, spec: KvCacheSpec = SPEC, **options: Any) -> int:
+        return size_kv_cache(spec, engine_options(kv_offloading_size=num_bytes / 2**30, **options)).num_host_blocks
+
+    assert num_blocks(1000) == 1
+    with pytest.raises(StartupError, match=r"--kv-offloading-size leaves 999 .* a KV block takes 1000: .* 1000 bytes"):
+        num_blocks(999)
+    with pytest.raises(StartupError, match=r"leaves 999 .* at least 2000 bytes"):
+        num_blocks(1999, tensor_parallel_size=2)
+    with_states = changed(available_bytes=17_000, state_bytes=2000)  # 10 blocks beside 5 states of as many bytes
+    assert num_blocks(3000, with_states, max_num_seqs=2) == 2
+    with pytest.raises(StartupError, match=r"takes 1000 and the states of recurrent layers 1000: .* 3000 bytes"):
+        num_blocks(2999, with_states, max_num_seqs=2)
+    # One byte of all is none of each rank's.
+    config = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1}}
+    with pytest.raises(StartupError, match=r"cpu_bytes_to_use of OffloadingConnector .* leaves 0 bytes"):
+        size_kv_cache(SPEC, engine_options(kv_transfer_config=config, tensor_parallel_size=2))
+    with pytest.raises(StartupError, match=r"--swap-space leaves 107 .* at least 1000 bytes"):
+        size_kv_cache(SPEC, engine_options(swap_space=1e-7, tensor_parallel_size=2))
+
+
 def test_where_no_layer_attends_blocks_cost_nothing() -> None:
     found = size_kv_cache(changed(bytes_per_block=0, available_bytes=10, state_bytes=5), engine_options(max_num_seqs=2))
     assert found.num_blocks == 4 * 2 * 7
