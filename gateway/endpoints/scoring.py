@@ -241,10 +241,9 @@ async def _compared(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Sco
     before_first, before_second = ("", "")
     if by_token or pairs.have_roles:
         before_first, before_second = _prompt(call, _QUERY), _prompt(call, _DOCUMENT)
-    with told_as({_TRUNCATION: "max_tokens_per_query", "messages": pairs.parameter}):
-        first = await _alone(call, pairs.firsts, before_first, body.max_tokens_per_query)
-    with told_as({_TRUNCATION: "max_tokens_per_doc", "messages": pairs.parameter}):
-        second = await _alone(call, pairs.seconds, before_second, body.max_tokens_per_doc)
+    with told_as({"messages": pairs.parameter}):
+        first = await _alone(call, pairs.firsts, before_first, body, "max_tokens_per_query")
+        second = await _alone(call, pairs.seconds, before_second, body, "max_tokens_per_doc")
     outputs = await call.run([*first, *second], task, use_activation=None)
     queries, documents = outputs[: len(first)], outputs[len(first) :]
 
@@ -264,16 +263,19 @@ def _prompt(call: PoolingCall, names: Sequence[str]) -> str:
     return next((call.info.prompts[name] for name in names if name in call.info.prompts), "")
 
 
-async def _alone(call: PoolingCall, sides: Sequence[Side], prompt: str, most: int | None) -> list[TokenizedInput]:
+async def _alone(
+    call: PoolingCall, sides: Sequence[Side], prompt: str, body: ScoringFields, limit: str
+) -> list[TokenizedInput]:
     """Tokenizes texts and contents, each of which is an input.
 
     Args:
         prompt: what stands before texts.
-        most: maximum tokens to keep of each text; None or 0 means all.
+        limit: the body's field that says how many tokens of a text are kept.
     """
     contents: list[list[Mapping[str, Any]]]
     contents = [[{"role": "user", "content": side}] for side in sides if not isinstance(side, str)]
-    texts = iter(await _texts(call, [prompt + text for text in _only_texts(sides)], most))
+    with told_as({_TRUNCATION: limit}):
+        texts = iter(await _texts(call, [prompt + text for text in _only_texts(sides)], getattr(body, limit)))
     others = iter(await rendered(call, contents, ConversationForm.CONTENTS, add_special_tokens=True))
     return [next(texts) if isinstance(side, str) else next(others) for side in sides]
 

@@ -27,10 +27,10 @@ class PoolingFields(RequestFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None  # no effect: pooling requests use no cache
 
-    # Not supported: refused unless neutral, see gateway/requests/refused.py.
-    padding: str | None = None
+    # For images, videos and audio; refused without any, and unless the server allows them.
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
+    padding: str | None = None  # not supported: refused unless neutral
 
 
 class InputFields(PoolingFields, kw_only=True):

@@ -208,7 +208,8 @@ async def test_what_is_refused(stack: Stack, monkeypatch: pytest.MonkeyPatch) ->
     await stack.refused("/score", score | {"text_2": [{}]}, "text_2[0]", "text or content")
     await stack.refused("/score", score | {"text_2": {"content": [{"type": "smell"}]}}, "text_2.content[0]", "'smell'")
     await stack.refused("/score", score | {"max_tokens_per_doc": 3}, "cut texts")
-    await stack.refused("/score", score | {"truncate_prompt_tokens": 3}, "cannot be truncated")
+    error = await stack.refused("/score", score | {"truncate_prompt_tokens": 3}, "leave truncate_prompt_tokens out")
+    assert error["param"] == "truncate_prompt_tokens"
     settings = {"mm_processor_kwargs": {"size": {}, "do_resize": False}}
     await stack.refused("/score", score | settings, "--trust-request-mm-kwargs")
     await stack.refused("/score", score | settings | {"text_2": "x"}, "takes text only")
