@@ -41,13 +41,17 @@ class AudioSplitter:
         Args:
             setup: of the processes; see `media_process`.
         """
-        # Apart from those that prepare audio, which would wait for long recordings; started once there is one.
+        # Apart from those that prepare audio, which would wait for long recordings.
         self._pool = ChildPool(
             "tokenizer_svc.media_process", setup, Message(), work="recordings to cut into pieces",
             timeout_seconds=_TIMEOUT_SECONDS, num_processes=1,
         )  # fmt: skip
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
+
+    async def prepare(self) -> None:
+        """Starts the process ahead of the first recording."""
+        await self._pool.prepare()
 
     async def close(self) -> None:
         """Ends the process."""

@@ -124,8 +124,8 @@ class ChildPool:
             work: description of the work for messages, such as "conversations to render".
             timeout_seconds: time limit for one message.
             max_waiting: maximum number of messages that wait for a process.
-            num_processes: maximum number of processes, each started once there is work for it; `start` starts the
-                first.
+            num_processes: maximum number of processes, each started once there is work for it; `start` and `prepare`
+                start the first.
         """
         self._module = module
         self._setup = dataclasses.replace(setup, fields={**setup.fields, "timeout_seconds": timeout_seconds})
@@ -152,9 +152,11 @@ class ChildPool:
         self._idle.put_nowait(await self._start_ready())
 
     async def prepare(self) -> None:
-        """Starts one process ahead of the first request; if that fails, a request tries again."""
-        self._idle.get_nowait()
-        await self._refill()
+        """Starts one process ahead of the first request, unless one has come before; if that fails, a request tries
+        again."""
+        if not self._children and not self._idle.empty():
+            self._idle.get_nowait()
+            await self._refill()
 
     async def close(self) -> None:
         """Kills all processes."""

@@ -22,8 +22,6 @@ MAX_CHOICES = 10_000
 MAX_PATTERN_LENGTH = 256  # of a whitespace pattern, in characters
 
 _MAX_WAITING = 64
-# Delay before a constraint process is started ahead of requests: an engine starting beside it wants all cores to load.
-_LATER_SECONDS = 3.0
 _ENTRY_BYTES = 1024  # approximate memory of a cache entry, apart from its texts
 
 
@@ -56,9 +54,7 @@ class ConstraintCompiler:
             raise StartupError(error.message) from error
 
     async def prepare(self) -> None:
-        """After a delay, starts a process of the default backend, unless it would be useless or a constraint came
-        first."""
-        await asyncio.sleep(_LATER_SECONDS)
+        """Starts a process of the default backend, unless it would be useless or a constraint came first."""
         if self._refusal is None and self._default_backend not in self._pools:
             await self._pool(self._default_backend).prepare()
 

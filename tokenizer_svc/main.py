@@ -34,6 +34,8 @@ from tokenizer_svc.whisper_template import whisper_templates
 
 logger = logging.getLogger(__name__)
 
+# Delay before processes are started ahead of requests: an engine starting beside them wants all cores to load.
+_LATER_SECONDS = 3.0
 _SERVICE = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
 
@@ -89,12 +91,19 @@ async def _serve(
     await media.start()
     grpc_server.heed_signals()
     await grpc_server.set_serving(True)
-    preparing = asyncio.create_task(compiler.prepare())
+    preparing = asyncio.create_task(_prepare(compiler, media))
     logger.info("serving the tokenizer of %s on port %d", name, grpc_server.port)
     await grpc_server.serve_until_stopped(servicer.drain)
     preparing.cancel()
     await asyncio.gather(preparing, return_exceptions=True)
     await asyncio.gather(renderer.close(), compiler.close(), media.close())
+
+
+async def _prepare(compiler: ConstraintCompiler, media: MediaPreparer) -> None:
+    """Starts the processes for which first requests would wait, a moment after the service is ready."""
+    await asyncio.sleep(_LATER_SECONDS)
+    await compiler.prepare()
+    await media.prepare_others()
 
 
 def why_unconstrained(files: TokenizerFiles) -> FailedPrecondition | None:

@@ -132,6 +132,14 @@ class MediaPreparer:
             await self._start_first()
         self._check_options()
 
+    async def prepare_others(self) -> None:
+        """Starts a process for each other kind of media that the model reads, ahead of the first request. One after the
+        other: they are not urgent, and each takes seconds of a core."""
+        for kind in self._token_ids:
+            await self._pools[kind].prepare()
+        if MediaKind.AUDIO in self._token_ids:
+            await self._splitter.prepare()
+
     async def _start_first(self) -> None:
         try:
             pool = self._pools[self._first_kind]

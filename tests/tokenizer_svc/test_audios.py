@@ -32,7 +32,7 @@ from tests.support.media_preparers import in_this_process
 from tests.support.vision_models import make_vision_model, png_bytes, random_frames, random_image
 from tests.support.waiting import WAIT_SECONDS
 from tokenizer_svc.child import Message
-from tokenizer_svc.child_pool import ChildEnded, ChildTooSlow
+from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
 from tokenizer_svc.media import MediaPreparer, MediaSettings, Medium
 from tokenizer_svc.media_process import make
 
@@ -252,6 +252,22 @@ async def test_settings_of_the_server_that_are_not_for_audio(
     preparer = in_this_process(MediaPreparer(folder_of("glmasr"), ImageProcessorOptions(**options)), monkeypatch)
     with pytest.raises(StartupError, match=words):
         await preparer.start()
+
+
+async def test_processes_of_audio_are_started_ahead_of_the_first_one(
+    folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that cuts recordings, too."""
+    preparer = in_this_process(MediaPreparer(folder_of("glmasr"), ImageProcessorOptions()), monkeypatch)
+    started = []
+
+    async def prepare(pool: ChildPool) -> None:
+        started.append(pool._work)
+
+    monkeypatch.setattr(ChildPool, "prepare", prepare)
+    await preparer.start()
+    await preparer.prepare_others()
+    assert started == ["audio to prepare", "recordings to cut into pieces"]
 
 
 @pytest.mark.parametrize("fields", ["[]", "{", '{"processor_class": ["GlmAsrProcessor"]}'])

@@ -25,11 +25,16 @@ async def pool() -> AsyncIterator[ChildPool]:
         yield made
 
 
+def _pool(num_processes: int = 1) -> ChildPool:
+    return ChildPool(
+        "tests.support.mortal_child", Message(), Message(), work="tests", timeout_seconds=WAIT_SECONDS,
+        num_processes=num_processes,
+    )  # fmt: skip
+
+
 @contextlib.asynccontextmanager
 async def _started() -> AsyncIterator[ChildPool]:
-    made = ChildPool(
-        "tests.support.mortal_child", Message(), Message(), work="tests", timeout_seconds=WAIT_SECONDS, num_processes=1
-    )
+    made = _pool()
     await made.start()
     try:
         yield made
@@ -50,6 +55,18 @@ async def test_a_process_finds_packages_where_this_one_does_and_learns_no_secret
 
 async def pid_of(pool: ChildPool) -> int:
     return int((await pool.ask(Message())).fields["pid"])
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+async def test_a_process_is_started_ahead_of_requests_or_by_the_first(num_processes: int) -> None:
+    made = _pool(num_processes)
+    try:
+        await made.prepare()
+        assert len(made._children) == 1
+        await asyncio.gather(pid_of(made), made.prepare())  # while the process is at work
+        assert len(made._children) == 1
+    finally:
+        await made.close()
 
 
 async def test_an_end_before_the_work_was_taken_is_not_its_fault_however_late_it_is_noticed(

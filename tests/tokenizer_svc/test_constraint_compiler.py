@@ -82,7 +82,6 @@ async def test_a_process_is_prepared_unless_a_constraint_has_started_one(
         return await run(*arguments, **others)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", counted)
-    monkeypatch.setattr(constraint_compiler, "_LATER_SECONDS", 0.0)
     running = new_compiler(folders["byte_level"])
     if comes_first:
         await running.compile(asked("a+", Form.REGEX))

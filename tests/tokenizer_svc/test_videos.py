@@ -90,6 +90,14 @@ async def service(qwen: Path) -> AsyncIterator[Service]:
         yield Service(tokenizer_pb2_grpc.TokenizerServiceStub(channel), running)
 
 
+async def test_their_process_is_started_ahead_of_the_first_one(service: Service) -> None:
+    await service.preparer.prepare_others()
+    assert {kind: len(pool._children) for kind, pool in service.preparer._pools.items()} == {
+        MediaKind.IMAGE: 1, MediaKind.VIDEO: 1, MediaKind.AUDIO: 0,
+    }  # fmt: skip
+    assert not service.preparer._splitter._pool._children
+
+
 async def test_places_among_images(service: Service) -> None:
     """Whatever the order in which kinds come in the message."""
     content = [text("A"), VIDEO, text("B"), IMAGE, VIDEO, text("C")]
