@@ -38,7 +38,7 @@ _THETAS = {
 
 NormPlacement = Literal[
     "before", "after", "around", "around, scaled", "parallel", "parallel norms", "alone", "sums", "residual", "cross",
-    "streams", "around, streams", "pairs",
+    "streams", "around, streams", "pairs", "before, gated",
 ]  # fmt: skip
 # See ModelConfig.attention_gates.
 GateKind = Literal["none", "queries", "values", "heads", "values, softplus", "heads, softplus"]
@@ -256,6 +256,7 @@ class ModelConfig(ModelFacts):
     # of the sum of input and output. Residual: before, and the norm's output is the residual that is added to. Cross:
     # before, and also before the attention to an encoder's output. Around, scaled: see models/gemma4_layer.py. Streams:
     # before; see models/streams.py. Around, streams: see models/altup.py. Pairs: before; see models/paired_layer.py.
+    # Before, gated: see models/gated_norm.py.
     norm_placement: NormPlacement = "before"
     recurrent_norm_placement: NormPlacement | None = None  # of recurrent layers, if it differs
     recurrent_name: str = "mixer"  # name of recurrent layers in checkpoints, after `module_names` and `renames`
@@ -263,6 +264,7 @@ class ModelConfig(ModelFacts):
     balance: Balance | None = None  # of residual norms
     # Tokens by which a text is behind the recording that it writes down: the norms before feed-forward depend on it.
     delay_tokens: int | None = None
+    norm_gate_rank: int | None = None  # values inside the gates of norms, if these have gates
     norm_offset: float = 0.0  # to be added to the checkpoint's norm weights
     output_norm_factor: float = 1.0  # on the weights of norms around attention and feed-forward that come after them
     latent: LatentConfig | None = None

@@ -24,6 +24,7 @@ from engine_svc.models.gated_attention import (
     SoftplusGatedAttention,
     ValueGatedAttention,
 )
+from engine_svc.models.gated_latent_attention import QueryGatedLatentAttention
 from engine_svc.models.gemma4_attention import Gemma4Attention
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mlp import MLP, PlainMLP, SparseGateMLP, XieluMLP
@@ -271,7 +272,8 @@ def _attention(
     if config.compression:
         return CompressedAttention(config, config.compression, context, index)
     if config.latent:
-        return LatentAttention(config, config.latent, context, index)
+        kind = QueryGatedLatentAttention if config.attention_gates == "queries" else LatentAttention
+        return kind(config, config.latent, context, index)
     if config.value_norm:
         return Gemma4Attention(config, context, index)
     if config.value_dim:

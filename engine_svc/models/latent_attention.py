@@ -8,6 +8,8 @@ all that is cached.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch.nn import functional as F
 
@@ -26,6 +28,14 @@ from engine_svc.ops.base import HeadsProduct
 from engine_svc.ops.weights import wide
 
 _NORM_EPSILON = 1e-6  # of the norms inside, regardless of the configuration
+
+
+class Projected(NamedTuple):
+    """What attention computes of the hidden states of outputs, apart from keys."""
+
+    query_vectors: torch.Tensor  # [outputs, query_rank], which queries are derived from; hidden states if none are
+    queries: torch.Tensor  # [outputs, heads, plain_dim + rotated_dim], contiguous
+    gates: torch.Tensor | None  # [outputs, heads * value_dim], or float32 [outputs, heads]
 
 
 class LatentAttention(torch.nn.Module):
@@ -83,7 +93,7 @@ class LatentAttention(torch.nn.Module):
         )
         self.g_proj: ColumnParallelLinear | None = None
         self._gates_heads = config.attention_gates == "heads"
-        if config.attention_gates != "none":
+        if config.attention_gates in ("values", "heads"):
             each = 1 if self._gates_heads else latent.value_dim
             gates = even_parts(context.groups.tensor, {"": config.num_heads * each})
             self.g_proj = ColumnParallelLinear(config.hidden_size, gates, bias=False, context=context.at("g_proj"))
@@ -91,8 +101,7 @@ class LatentAttention(torch.nn.Module):
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [outputs, hidden_size]; see StepInputs.output_rows."""
         latent, ops = self._latent, self._ops
-        query_vectors = self._query_vectors(step.outputs(ops, hidden))
-        queries = self._queries(query_vectors).unflatten(1, (self._heads, -1))
+        query_vectors, queries, gates = self._projected(step.outputs(ops, hidden))
         if step.query_scales is not None:  # may come before the rotation
             ops.scale_rows(queries.flatten(1), step.outputs(ops, step.query_scales))
         vectors = self.kv_a_proj_with_mqa(hidden)
@@ -106,13 +115,22 @@ class LatentAttention(torch.nn.Module):
             values = self._attend(queries, rotary, key, cache, step.attention)
         else:
             values = self._attend_chosen(queries, rotary, key, cache, cache.choosing, step)
-        return self.o_proj(self._gated(values, hidden, step))
+        return self.o_proj(self._gated(values, gates))
 
-    def _gated(self, values: torch.Tensor, hidden: torch.Tensor, step: StepInputs) -> torch.Tensor:
+    def _projected(self, hidden: torch.Tensor) -> Projected:
+        """What is computed of hidden states [outputs, hidden_size]."""
+        if self._latent.query_rank is None:
+            vectors, queries = hidden, self.qkv_proj(hidden)
+        else:
+            vectors = self.q_a_layernorm(self.q_a_proj(hidden))
+            queries = self.q_b_proj(vectors)
+        gates = None if self.g_proj is None else self.g_proj(hidden, wide=self._gates_heads)
+        return Projected(vectors, queries.unflatten(1, (self._heads, -1)), gates)
+
+    def _gated(self, values: torch.Tensor, gates: torch.Tensor | None) -> torch.Tensor:
         """[outputs, heads, value_dim] → [outputs, heads * value_dim], multiplied by the layer's gates if it has any."""
-        if self.g_proj is None:
+        if gates is None:
             return values.flatten(1)
-        gates = self.g_proj(step.outputs(self._ops, hidden), wide=self._gates_heads)
         if not self._gates_heads:
             return self._ops.gate(values.flatten(1), gates)
         gated = self._ops.zeros_like(values)
@@ -184,13 +202,6 @@ class LatentAttention(torch.nn.Module):
             self._neighbors[values.shape[1]](values, paired)
             values = paired
         self._ops.rotate_pairs(values, rotary, output)
-
-    def _query_vectors(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The vectors that queries are derived from; the hidden states themselves, if there are none."""
-        return hidden if self._latent.query_rank is None else self.q_a_layernorm(self.q_a_proj(hidden))
-
-    def _queries(self, vectors: torch.Tensor) -> torch.Tensor:
-        return self.qkv_proj(vectors) if self._latent.query_rank is None else self.q_b_proj(vectors)
 
 
 def _pairing(size: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ from engine_svc.models.decoder_layer import (
     SandwichNormLayer,
     SumNormLayer,
 )
+from engine_svc.models.gated_norm import GatedNormLayer
 from engine_svc.models.gemma4_layer import Gemma4Layer
 from engine_svc.models.paired_layer import PairedLayer
 from engine_svc.models.pruned_layer import PrunedLayer
@@ -25,7 +26,7 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "around, scaled": Gemma4Layer,
     "parallel": ParallelLayer, "parallel norms": ParallelNormsLayer, "alone": MixerLayer, "sums": SumNormLayer,
     "residual": ResidualNormLayer, "cross": CrossLayer, "streams": StreamLayer, "around, streams": AltUpLayer,
-    "pairs": PairedLayer,
+    "pairs": PairedLayer, "before, gated": GatedNormLayer,
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "AfmoeForCausalLM": "engine_svc.models.afmoe",
     "ApertusForCausalLM": "engine_svc.models.apertus",
     "AXK1ForCausalLM": "engine_svc.models.axk1",
+    "AXK2ForCausalLM": "engine_svc.models.axk2",
     "AquilaForCausalLM": "engine_svc.models.llama",
     "AquilaModel": "engine_svc.models.llama",
     "ArceeForCausalLM": "engine_svc.models.arcee",

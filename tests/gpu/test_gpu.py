@@ -163,12 +163,12 @@ def test_chosen_positions(vector: int, key: int, dtype: torch.dtype) -> None:
         check_choice(chosen_attention("triton", dtype, vector, key, "cuda"), batch)
 
 
-@pytest.mark.parametrize("family", ["deepseek-v3.2", "glm-5", "hy-v4"])
+@pytest.mark.parametrize("family", ["axk2", "deepseek-v3.2", "glm-5", "hy-v4"])
 @pytest.mark.parametrize("eager", [False, True])
 def test_engine_that_chooses_positions(tmp_path: Path, family: str, eager: bool) -> None:
     """Answers begin before and beyond the length from which on positions are chosen; graphs are for the former."""
     sharing = {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]}
-    folder = make_model(tmp_path / family, family, index_topk=32, **sharing if family != "deepseek-v3.2" else {})
+    folder = make_model(tmp_path / family, family, index_topk=32, **sharing if family in ("glm-5", "hy-v4") else {})
     prompts, sampling = random_prompts(3, 29, 90), replace(SAMPLING, logprobs=4)
     with running_engine(folder, enforce_eager=eager, **LIMITS) as engine, no_waits():
         found = run(engine, prompts, sampling)

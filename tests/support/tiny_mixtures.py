@@ -60,6 +60,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "axk1": ("AXK1", COMPRESSED | _GROUPED),
+    "axk2": ("AXK2", _SPARSE | {"gated_norm_rank": 6}),
     "cohere-moe": (
         "Cohere2Moe", _COMMAND | {
             "num_shared_experts": 2, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 80,

@@ -38,7 +38,7 @@ SAMPLING = replace(GREEDY, max_tokens=ANSWER, logprobs=4)
 SHARING = {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"], "mlp_layer_types": None}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "each layer chooses": ("deepseek-v3.2", {"kv_lora_rank": 24}), "layers share choices": ("glm-5", SHARING),
-    "gates, sinks and streams": ("hy-v4", SHARING),
+    "gates, sinks and streams": ("hy-v4", SHARING), "gates that come with queries": ("axk2", {}),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
+from transformers import AXK2Config
 
 from engine_svc.models.registry import config_for, is_ours
 from quire.errors import StartupError
@@ -72,8 +73,11 @@ def test_families_on_each_level(model_folder: ModelFolder, level: str) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    [*OWN_WAYS, "afmoe", "cohere-moe", "dbrx", "glm-moe", "laguna", "longcat", "granite-moe-shared", "minimax-m2"],
-)
+    [
+        *OWN_WAYS, "afmoe", "axk2", "cohere-moe", "dbrx", "glm-moe", "laguna", "longcat", "granite-moe-shared",
+        "minimax-m2",
+    ],
+)  # fmt: skip
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     """Ranks are threads; in `test_mxfp4`, they are processes."""
     check(model_folder(family), executor=TensorExecutor(), tensor_parallel_size=2, cpu_threads=1)
@@ -145,6 +149,27 @@ def test_what_published_checkpoints_of_ax_k1_have(model_folder: ModelFolder, tmp
     assert not more.keys() & kept.keys()
     save_file(kept | more, folder / "model.safetensors", metadata={"format": "pt"})
     check(folder)
+
+
+def test_names_in_transformers_of_ax_k2(model_folder: ModelFolder, tmp_path: Path) -> None:
+    """Files of Transformers have the names of published ones, which differ; and A.X K2 Light has no groups."""
+    folder = shutil.copytree(model_folder("axk2"), tmp_path / "model")
+    theirs = {".W_down.": ".mlp.fc1.", ".W_up.": ".mlp.fc2.", ".q_b_proj.": ".q_gate_proj."}
+    written = load_file(folder / "model.safetensors")
+    for published, name in theirs.items():
+        assert any(published in each for each in written)
+        written = {each.replace(published, name): tensor for each, tensor in written.items()}
+    save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"n_group": None, "topk_group": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    check(folder)
+
+
+def test_which_layers_of_ax_k2_have_experts(model_folder: ModelFolder) -> None:
+    raw = json.loads((model_folder("axk2") / "config.json").read_text())
+    raw |= {"num_hidden_layers": 6, "mlp_layer_types": None, "layer_types": None, "moe_layer_freq": 2}
+    kinds = ["dense" if moe is None else "sparse" for moe in config_for(raw).moe]
+    assert kinds == AXK2Config(**raw).mlp_layer_types == ["dense", "dense", "sparse", "dense", "sparse", "dense"]
 
 
 @pytest.mark.parametrize(

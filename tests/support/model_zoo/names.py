@@ -2,6 +2,7 @@
 
 NAMES: dict[str, str] = {
     "AXK1ForCausalLM": "A.X K1",
+    "AXK2ForCausalLM": "A.X K2, K2 Light",
     "AfmoeForCausalLM": "Arcee Trinity",
     "ApertusForCausalLM": "Apertus (Swiss AI)",
     "AquilaForCausalLM": "Aquila 2",

@@ -41,10 +41,10 @@ weights.
 
 Encoders, rerankers and reward models, which generate nothing, are described in [pooling.md](pooling.md).
 
-**Sparse attention** (DeepSeek V3.2; GLM 5 to 5.2; Hunyuan 4): up to `index_topk` tokens, 2,048 in the published models,
-a query attends to all tokens, and beyond to those that its layer's indexer chooses, or an earlier layer's if layers
-share choices. The indexer's keys are cached beside the vectors of compressed attention (MLA), which takes 22 % more
-memory in the layers that have one. With a `--max-model-len` of at most `index_topk`, indexers are not loaded.
+**Sparse attention** (DeepSeek V3.2; GLM 5 to 5.2; Hunyuan 4; A.X K2): up to `index_topk` tokens, 2,048 in the published
+models, a query attends to all tokens, and beyond to those that its layer's indexer chooses, or an earlier layer's if
+layers share choices. The indexer's keys are cached beside the vectors of compressed attention (MLA), which takes 22 %
+more memory in the layers that have one. With a `--max-model-len` of at most `index_topk`, indexers are not loaded.
 Otherwise:
 
 * On a CPU, torch's operators attend, not Quire's C++ kernels. On a GPU, steps are replayed from CUDA graphs only while
