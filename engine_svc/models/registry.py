@@ -56,6 +56,7 @@ ARCHITECTURES = {
     "FalconH1ForCausalLM": "engine_svc.models.falcon_h1",
     "FalconMambaForCausalLM": "engine_svc.models.pure_mamba",
     "FlexOlmoForCausalLM": "engine_svc.models.olmoe",
+    "FlintForCausalLM": "engine_svc.models.flint",
     "GPT2LMHeadModel": "engine_svc.models.gpt2",
     "GPTBigCodeForCausalLM": "engine_svc.models.gpt2",
     "GPTJForCausalLM": "engine_svc.models.gptj",

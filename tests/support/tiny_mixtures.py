@@ -120,6 +120,12 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts": 8, "n_group": 4, "topk_group": 2, "num_hidden_layers": 4, "sliding_window": 16,
         },
     ),
+    "flint": (
+        "Flint", _SMALL | {
+            "num_experts": 6, "shared_expert_intermediate_size": 48, "head_dim": 32, "num_key_value_heads": 2,
+            "num_hidden_layers": 6, "sliding_window": 16, "attention_bias": True,
+        },
+    ),
     "flex-olmo": ("FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 2}),
     "glm-5": ("GlmMoeDsa", _SPARSE),
     "glm-moe": (

@@ -74,8 +74,8 @@ def test_families_on_each_level(model_folder: ModelFolder, level: str) -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        *OWN_WAYS, "afmoe", "axk2", "cohere-moe", "dbrx", "glm-moe", "laguna", "longcat", "granite-moe-shared",
-        "minimax-m2",
+        *OWN_WAYS, "afmoe", "axk2", "cohere-moe", "dbrx", "flint", "glm-moe", "laguna", "longcat",
+        "granite-moe-shared", "minimax-m2",
     ],
 )  # fmt: skip
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:

@@ -48,6 +48,7 @@ NAMES: dict[str, str] = {
     "FalconH1ForCausalLM": "Falcon H1",
     "FalconMambaForCausalLM": "Falcon Mamba",
     "FlexOlmoForCausalLM": "FlexOlmo",
+    "FlintForCausalLM": "Flint",
     "FuyuForCausalLM": "Fuyu 8B",
     "GPT2LMHeadModel": "GPT-2, DistilGPT-2, GPT-SW3",
     "GPTBigCodeForCausalLM": "StarCoder, SantaCoder, Granite 20B Code",
