@@ -12,7 +12,7 @@ import triton.language as tl
 
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
-SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2, "sqrtsoftplus": 3}
+SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2, "sqrtsoftplus": 3, "sigmoid, biased logits": 4}
 _LEAST = tl.constexpr(-(2**31))  # below all keys: experts absent or taken; one more: those that may not be chosen
 
 
@@ -59,7 +59,7 @@ def _choose_kernel(
     if SCORING == 0:
         scores = tl.exp(logits - tl.max(tl.max(logits, 1), 0))
         scores = scores / tl.sum(tl.sum(scores, 1), 0)
-    if SCORING == 1:
+    if (SCORING == 1) | (SCORING == 4):
         small = tl.exp(-tl.abs(logits))
         scores = tl.where(logits >= 0.0, 1.0, small) / (1.0 + small)
     if SCORING == 3:
@@ -70,7 +70,7 @@ def _choose_kernel(
         scores = tl.sqrt(tl.maximum(logits, 0.0) + rest)
     ranked = given  # scores grow with the logits, but differ less
     if BIAS:
-        ranked = scores + tl.load(bias_ptr + expert, mask=present, other=0.0)
+        ranked = (given if SCORING == 4 else scores) + tl.load(bias_ptr + expert, mask=present, other=0.0)
     keys = tl.where(present, _ordered(ranked), _LEAST)
     if GROUPS > 1:
         best = tl.max(_with_places(keys, expert), 1)[:, None]

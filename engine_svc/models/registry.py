@@ -92,6 +92,7 @@ ARCHITECTURES = {
     "Jais2ForCausalLM": "engine_svc.models.jais2",
     "JambaForCausalLM": "engine_svc.models.jamba",
     "KimiLinearForCausalLM": "engine_svc.models.kimi_linear",
+    "Kolibri1ForCausalLM": "engine_svc.models.kolibri",
     "LagunaForCausalLM": "engine_svc.models.laguna",
     "Lfm2ForCausalLM": "engine_svc.models.lfm2",
     "Lfm2MoeForCausalLM": "engine_svc.models.lfm2",

@@ -28,7 +28,8 @@ INT8 = 3  # as in packing.cpp
 KINDS = {"plain": 0, "int8": 1, "coded": 2, "compressed": 3}  # as in product.h
 CODES = {"nibbles": 0, "int8": 1, "e4m3": 2, "e5m2": 3, "e4m3 by tables": 4}  # as in coded.h
 CACHED = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}  # as in eight_bits.h; 0 means a cache in the model's dtype
-SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2, "sqrtsoftplus": 3}  # as in routing.cpp
+# As in routing.cpp.
+SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2, "sqrtsoftplus": 3, "sigmoid, biased logits": 4}
 GATES = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4, "relu2": 5, "clipped": 6}  # as in activation.h
 _SIGNATURES = {
     "panel": (),

@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int64_t WORTH_A_THREAD = 1 << 13;  // scores
-enum Scoring { SOFTMAX, SIGMOID, SPARSEMIXER, SQRT_SOFTPLUS };  // as the caller numbers them
+enum Scoring { SOFTMAX, SIGMOID, SPARSEMIXER, SQRT_SOFTPLUS, SIGMOID_BIASED_LOGITS };  // as the caller numbers them
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 // Takes the `count` best of scores [size], the best first, and of equal scores the first. Both are small, so without sorting.
@@ -69,8 +69,8 @@ void mix_sparsely(const float* logits, int64_t experts, int64_t chosen, float ne
 
 extern "C" {
 
-// logits [tokens, experts] to weights and ids [tokens, chosen]. A bias [experts], if there is one, is added to scores for
-// choosing, but not to weights. Factors [experts], if there are any, multiply the chosen experts' weights.
+// logits [tokens, experts] to weights and ids [tokens, chosen]. A bias [experts], if there is one, is added to scores, or to
+// logits, for choosing, but not to weights. Factors [experts], if there are any, multiply the chosen experts' weights.
 void quire_choose_experts(const float* logits, const float* bias, const float* factors, int64_t tokens, int64_t experts,
                           int64_t chosen, int64_t groups, int64_t chosen_groups, int renormalize, float scale, int scoring,
                           float near, float* weights, int64_t* ids) {
@@ -83,7 +83,8 @@ void quire_choose_experts(const float* logits, const float* bias, const float* f
       for (float& score : scores) score = std::sqrt(std::max(score, 0.0f) + std::log1p(std::exp(-std::abs(score))));
     else
       for (float& score : scores) score = 1 / (1 + std::exp(-score));
-    for (int64_t i = 0; bias && i < experts; ++i) ranked[i] = scores[i] + bias[i];
+    if (bias && scoring != SIGMOID_BIASED_LOGITS) ranked = scores;
+    for (int64_t i = 0; bias && i < experts; ++i) ranked[i] += bias[i];
     if (groups > 1) keep_best_groups(ranked, groups, chosen_groups, bias ? 2 : 1);
     float sum = 0;
     int64_t count = 0;

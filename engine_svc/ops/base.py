@@ -202,8 +202,8 @@ class HeadNorms(NamedTuple):
     epsilon: float
 
 
-# The last one is sqrt(log(1 + exp(logit))).
-Scoring = Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"]
+# With biased logits, a bias is added to logits instead of scores. The last one is sqrt(log(1 + exp(logit))).
+Scoring = Literal["softmax", "sigmoid", "sigmoid, biased logits", "sparsemixer", "sqrtsoftplus"]
 
 
 @dataclass(frozen=True)
@@ -321,8 +321,8 @@ class Ops(ABC):
         """float32 [tokens, experts] → weights (float32) and ids (int64), both [tokens, experts_per_token].
 
         Args:
-            bias: float32 [experts], added to the scores for choosing, but not to the weights. With a bias, a group of
-                experts is ranked by the sum of its two best scores; without, by its best score.
+            bias: float32 [experts], added to the scores for choosing (see Scoring), but not to the weights. With a
+                bias, a group of experts is ranked by the sum of its two best scores; without, by its best score.
             present: int32 [1], how many tokens, from the first, are real; ids of the padding are -1. None means all.
             factors: float32 [experts], on the chosen experts' weights.
             into: where the ids are written; None means into a new tensor.

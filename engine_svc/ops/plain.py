@@ -49,6 +49,7 @@ _SCORES: Mapping[Scoring, Callable[[torch.Tensor], torch.Tensor]] = MappingProxy
     {
         "softmax": lambda logits: logits.softmax(-1),
         "sigmoid": torch.sigmoid,
+        "sigmoid, biased logits": torch.sigmoid,
         "sqrtsoftplus": lambda logits: F.softplus(logits).sqrt(),
     }
 )
@@ -140,7 +141,8 @@ class PlainOps(Ops):
             return _mix_sparsely(logits, routing)
         scores = _SCORES[routing.scoring](logits)
         # All scorings grow with the logits, and logits still differ where scores have saturated at 0 or 1.
-        ranked = logits if bias is None else scores + bias
+        ranked = logits if bias is None or routing.scoring == "sigmoid, biased logits" else scores
+        ranked = ranked if bias is None else ranked + bias
         if routing.num_groups > 1:
             ranked = _of_the_best_groups(ranked, routing, 1 if bias is None else 2)
         expert_ids = ranked.topk(routing.experts_per_token, dim=-1).indices

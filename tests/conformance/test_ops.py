@@ -229,12 +229,19 @@ ROUTINGS = {
     "deepseek v3": Routing(2, True, "sigmoid", num_groups=2, chosen_groups=1, scale=1.5),
     "sigmoid": Routing(4, False, "sigmoid"), "ernie": Routing(3, True), "llama 4": Routing(1, False, "sigmoid"),
     "deepseek v4": Routing(3, True, "sqrtsoftplus", scale=1.5),
+    "kolibri": Routing(3, True, "sigmoid, biased logits", num_groups=2, chosen_groups=1),
 }  # fmt: skip
-WITH_BIAS = ("deepseek v3", "sigmoid", "ernie", "deepseek v4")
+WITH_BIAS = ("deepseek v3", "sigmoid", "ernie", "deepseek v4", "kolibri")
 
 
-def chosen_by_definition(scores: list[float], bias: list[float], routing: Routing) -> tuple[list[int], list[float]]:
-    ranked = [score + more for score, more in zip(scores, bias, strict=True)]
+def chosen_by_definition(
+    scores: list[float], judged: list[float], bias: list[float], routing: Routing
+) -> tuple[list[int], list[float]]:
+    """
+    Args:
+        judged: what the bias is added to for choosing.
+    """
+    ranked = [score + more for score, more in zip(judged, bias, strict=True)]
     size, judges = len(scores) // routing.num_groups, 2 if any(bias) else 1
     groups = [sum(sorted(ranked[first : first + size])[-judges:]) for first in range(0, len(scores), size)]
     best = sorted(range(routing.num_groups), key=lambda group: -groups[group])[: routing.chosen_groups]
@@ -254,9 +261,10 @@ def test_choose_experts(name: str, routing: str, tokens: int) -> None:
     weights, ids = ops.choose_experts(logits, bias, wanted)
     assert weights.dtype == torch.float32
     scores = scores_by_definition(logits, wanted)
+    judged = logits.double() if wanted.scoring == "sigmoid, biased logits" else scores
     for row in range(tokens):
         added = [0.0] * 8 if bias is None else bias.double().tolist()
-        expected_ids, expected = chosen_by_definition(scores[row].tolist(), added, wanted)
+        expected_ids, expected = chosen_by_definition(scores[row].tolist(), judged[row].tolist(), added, wanted)
         assert ids[row].tolist() == expected_ids
         assert weights[row].tolist() == pytest.approx(expected, rel=1e-5)
 

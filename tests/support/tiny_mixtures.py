@@ -173,6 +173,12 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
         }},
     ),
+    "kolibri": (
+        "Kolibri1", _SMALL | {
+            "num_experts": 8, "shared_expert_intermediate_size": 48, "head_dim": 32, "num_key_value_heads": 2,
+            "num_hidden_layers": 5, "sliding_window": 16, "norm_topk_prob": True,
+        },
+    ),
     "laguna": (
         "Laguna", _SMALL | {
             "num_experts": 6, "shared_expert_intermediate_size": 48, "head_dim": 32, "sliding_window": 16,

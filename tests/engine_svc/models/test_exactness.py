@@ -69,8 +69,8 @@ SIZES = (
 )  # fmt: skip
 WITH_DEFAULTS = (
     "AXK1", "AXK2", "Afmoe", "Apertus", "Arcee", "AriaText", "Cohere2Moe", "Cwm", "ExaoneMoe", "Flint", "Gemma3n",
-    "Gemma4", "Gemma4Unified", "GraniteMoeSWA", "GraniteSWA", "HYV3", "HyperCLOVAX", "Jais2", "Laguna", "Mellum",
-    "MiniCPM3", "Ministral", "NanoChat", "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
+    "Gemma4", "Gemma4Unified", "GraniteMoeSWA", "GraniteSWA", "HYV3", "HyperCLOVAX", "Jais2", "Kolibri1", "Laguna",
+    "Mellum", "MiniCPM3", "Ministral", "NanoChat", "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
 )  # fmt: skip
 
 

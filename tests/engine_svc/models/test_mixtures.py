@@ -74,7 +74,7 @@ def test_families_on_each_level(model_folder: ModelFolder, level: str) -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        *OWN_WAYS, "afmoe", "axk2", "cohere-moe", "dbrx", "flint", "glm-moe", "laguna", "longcat",
+        *OWN_WAYS, "afmoe", "axk2", "cohere-moe", "dbrx", "flint", "glm-moe", "kolibri", "laguna", "longcat",
         "granite-moe-shared", "minimax-m2",
     ],
 )  # fmt: skip
@@ -151,18 +151,39 @@ def test_what_published_checkpoints_of_ax_k1_have(model_folder: ModelFolder, tmp
     check(folder)
 
 
-def test_names_in_transformers_of_ax_k2(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Files of Transformers have the names of published ones, which differ; and A.X K2 Light has no groups."""
-    folder = shutil.copytree(model_folder("axk2"), tmp_path / "model")
-    theirs = {".W_down.": ".mlp.fc1.", ".W_up.": ".mlp.fc2.", ".q_b_proj.": ".q_gate_proj."}
+NAMES: dict[str, dict[str, str]] = {
+    "axk2": {".W_down.": ".mlp.fc1.", ".W_up.": ".mlp.fc2.", ".q_b_proj.": ".q_gate_proj."},
+    "flint": {".softmax_offset": ".sinks"},
+    "kolibri": {
+        ".post_attn_norm.": ".post_self_attn_layernorm.", ".post_ffn_norm.": ".post_mlp_layernorm.",
+        ".moe.router.expert_bias": ".mlp.gate.e_score_correction_bias",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_names_in_transformers(model_folder: ModelFolder, tmp_path: Path, family: str) -> None:
+    """Its files have the names of published ones, which differ from its own."""
+    folder = shutil.copytree(model_folder(family), tmp_path / "model")
     written = load_file(folder / "model.safetensors")
-    for published, name in theirs.items():
+    for published, name in NAMES[family].items():
         assert any(published in each for each in written)
         written = {each.replace(published, name): tensor for each, tensor in written.items()}
     save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text()) | {"n_group": None, "topk_group": None}
-    (folder / "config.json").write_text(json.dumps(config))
     check(folder)
+
+
+def test_kolibri_1_without_windows(model_folder: ModelFolder) -> None:
+    """Layers rotate only if the configuration has no window for others either, which Transformers cannot run."""
+    folder = model_folder("kolibri", layer_types=["full_attention"] * 5)
+    check(folder)
+    raw = json.loads((folder / "config.json").read_text())
+    assert config_for(raw).no_rope_layers == set(range(5))
+    assert not config_for(raw | {"sliding_window": None}).no_rope_layers
+
+
+def test_ax_k2_without_groups_of_experts(model_folder: ModelFolder) -> None:
+    check(model_folder("axk2", n_group=None, topk_group=None))  # as A.X K2 Light
 
 
 def test_which_layers_of_ax_k2_have_experts(model_folder: ModelFolder) -> None:

@@ -100,6 +100,7 @@ NAMES: dict[str, str] = {
     "KimiK25ForConditionalGeneration": "Kimi K2.5, K2.6",
     "KimiLinearForCausalLM": "Kimi Linear",
     "Kimi_K25ForConditionalGeneration": "the same, as Transformers saves them",
+    "Kolibri1ForCausalLM": "Kolibri 1",
     "LagunaForCausalLM": "Laguna",
     "Lfm2ForCausalLM": "LFM2",
     "Lfm2MoeForCausalLM": "LFM2 8B A1B",
