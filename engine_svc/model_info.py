@@ -147,7 +147,7 @@ def make_model_info(
         block_size=spec.block_size,
         num_kv_blocks=size.num_blocks,
         kv_cache_tokens=size.num_tokens,
-        max_num_seqs=options.scheduler.max_num_seqs,
+        max_num_seqs=options.scheduler.most_sequences,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         eos_token_ids=eos_token_ids,
         max_logprobs=_max_logprobs(options.generation.max_logprobs, spec.vocab_size),

@@ -74,6 +74,7 @@ class CacheSize(msgspec.Struct, frozen=True, array_like=True):
     num_host_blocks: int = 0  # of a second tier in host memory
     num_snapshots: int = 0  # saved states of recurrent layers
     num_host_snapshots: int = 0  # the same in host memory
+    num_sequences: int = 0  # that run at once, each with its states; 0 for as many as the options say
 
 
 class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):

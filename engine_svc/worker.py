@@ -29,7 +29,7 @@ from engine_svc.fingerprint import Fingerprints, fingerprints
 from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.connectors.pulled_storage import PulledStorage, Puller
 from engine_svc.kv_cache.connectors.shared_storage import SharedStorage
-from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
+from engine_svc.kv_cache.sizing import KvCacheSize, fit_sequences, size_kv_cache
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.read_ahead import read_ahead
@@ -333,9 +333,9 @@ class EngineWorker:
                 return self._one_shot(build_pooling(folder, config, self._model, self._options))
             defaults = read_generation_defaults(folder, self._options.generation, config)
             self._check_draft(folder)
-            spec = self._executor.load(self._model, self._options)
-            size = size_kv_cache(spec, self._options)
-            info = make_model_info(folder, self._model, self._options, spec, size, defaults)
+            spec, options = fit_sequences(self._executor.load(self._model, self._options), self._options)
+            size = size_kv_cache(spec, options)
+            info = make_model_info(folder, self._model, options, spec, size, defaults)
             if info.ec_role and not info.encoder_fingerprint:
                 raise StartupError("--ec-transfer-config: this worker reads text only, so there is nothing to encode.")
             self._folder = folder
@@ -352,7 +352,7 @@ class EngineWorker:
         facts = _facts(info, spec, size)
         grammars = Grammars(spec.vocab_size, partial(self._load_vocabulary, spec.vocab_size, facts.eos_token_ids))
         return Engine(
-            self._executor, self._options, facts, drafter=self._make_drafter(), connectors=self._make_connectors(),
+            self._executor, options, facts, drafter=self._make_drafter(), connectors=self._make_connectors(),
             grammars=grammars, pull_media=self._pull_media if self._media_puller else None,
         )  # fmt: skip
 

@@ -121,7 +121,7 @@ class PoolingEngine:
             budget: most tokens of a step; a longer sequence gets a step of its own.
         """
         self._steps, self._facts, self._clock = steps, facts, clock
-        self._budget, self._max_num_seqs = budget, options.max_num_seqs
+        self._budget, self._max_num_seqs = budget, options.most_sequences
         self._policy = POLICIES[options.scheduling_policy]()
         self._queue = PoolingQueue()
         self._live: dict[int, LivePooling] = {}

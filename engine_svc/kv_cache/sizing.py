@@ -6,6 +6,8 @@ import logging
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from engine_svc.layer_groups import most_blocks, tokens_under_way
 from engine_svc.plan import CacheSize, KvCacheSpec
 from quire.errors import StartupError
@@ -35,6 +37,7 @@ class KvCacheSize:
             which states are saved; 0 without the prefix cache or such layers.
         snapshot_bytes: size of a saved state on each rank.
         num_host_blocks, num_host_snapshots: the same numbers in host memory.
+        num_sequences: those that have states of recurrent layers at once; 0 without such layers.
     """
 
     num_blocks: int
@@ -45,11 +48,38 @@ class KvCacheSize:
     snapshot_tokens: int = 0
     snapshot_bytes: int = 0
     num_host_snapshots: int = 0
+    num_sequences: int = 0
 
     @property
     def allocated(self) -> CacheSize:
         """What each rank allocates."""
-        return CacheSize(self.num_blocks, self.num_host_blocks, self.num_snapshots, self.num_host_snapshots)
+        return CacheSize(
+            self.num_blocks, self.num_host_blocks, self.num_snapshots, self.num_host_snapshots, self.num_sequences
+        )
+
+
+def fit_sequences(spec: KvCacheSpec, options: EngineOptions) -> tuple[KvCacheSpec, EngineOptions]:
+    """Without --max-num-seqs, lets fewer sequences run at once if memory does not hold the states of recurrent layers
+    for so many. States then take half of it, so that there is room for blocks and saved states.
+
+    Returns:
+        Both, for these sequences.
+    """
+    most, available = options.scheduler.most_sequences, spec.available_bytes
+    is_fixed = options.form.max_model_len is not None
+    longest = _blocks_for(spec.max_model_len, spec) * spec.bytes_per_block if is_fixed else 0
+    is_set = options.scheduler.max_num_seqs is not None or options.cache.num_gpu_blocks_override is not None
+    if is_set or not spec.state_bytes or spec.state_bytes < available - longest:
+        return spec, options
+    each = spec.state_bytes // most
+    count = max(1, min(available // 2, available - longest) // each)
+    logger.warning(
+        "at most %d sequences run at once instead of %d: the states of the model's recurrent layers need %s for each. "
+        "Raise %s for more, or set --max-num-seqs, so that startup fails if there is not enough room",
+        count, most, _gib(each), _memory_option(spec),
+    )  # fmt: skip
+    scheduler = replace(options.scheduler, max_num_seqs=count)
+    return structs.replace(spec, state_bytes=count * each), replace(options, scheduler=scheduler)
 
 
 def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
@@ -63,13 +93,13 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
     cache, scheduler = options.cache, options.scheduler
     _check_tiers(cache)
     # A running sequence has as many states as a step may verify tokens of it.
-    state_bytes = spec.state_bytes // (scheduler.max_num_seqs * options.speculative.most_query_len)
+    state_bytes = spec.state_bytes // (scheduler.most_sequences * options.speculative.most_query_len)
     num_snapshots = _num_snapshots(spec, options, state_bytes)
     if cache.num_gpu_blocks_override is not None:
         size = _overridden(cache.num_gpu_blocks_override, spec)
     else:
         free = _beside_states(spec, options) - num_snapshots * state_bytes
-        most = _most(spec, cache, scheduler.max_num_seqs)
+        most = _most(spec, cache, scheduler.most_sequences)
         fitting = free // spec.bytes_per_block if spec.bytes_per_block else most
         num_blocks = min(fitting, most)
         longest = _longest(num_blocks, free, spec, is_fixed=options.form.max_model_len is not None)
@@ -80,6 +110,7 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
         num_tokens=int(sequences * -(-size.max_model_len // spec.block_size) * spec.block_size),
         num_snapshots=num_snapshots,
         snapshot_bytes=state_bytes,
+        num_sequences=scheduler.most_sequences if spec.state_bytes else 0,
         snapshot_tokens=-(-cache.mamba_block_size // spec.block_size) * spec.block_size if num_snapshots else 0,
     )
     _check_budget(size, spec.max_num_batched_tokens, scheduler)
@@ -134,11 +165,13 @@ def _beside_states(spec: KvCacheSpec, options: EngineOptions) -> int:
     if spec.state_bytes < spec.available_bytes or not spec.state_bytes:
         return spec.available_bytes - spec.state_bytes
     each = options.speculative.most_query_len
-    drafts, remedy = (f", {each} each for speculation,", " or num_speculative_tokens") if each > 1 else ("", "")
+    count, drafts = options.scheduler.most_sequences, f", {each} each for speculation," if each > 1 else ""
+    lower = ["--max-num-seqs"] * (count > 1) + ["num_speculative_tokens"] * (each > 1)
+    advice = f"Lower {' or '.join(lower)}, or raise" if lower else "Raise"
     raise StartupError(
-        f"Not enough memory for the states of the model's recurrent layers: those of {options.scheduler.max_num_seqs} "
-        f"sequences{drafts} need {_gib(spec.state_bytes)}, but {_gib(spec.available_bytes)} are free for them and the "
-        f"KV cache. Lower --max-num-seqs{remedy}, or raise {_memory_option(spec)}."
+        f"Not enough memory for the states of the model's recurrent layers: those of {count} "
+        f"sequence{'s' * (count > 1)}{drafts} need {_gib(spec.state_bytes)}, but {_gib(spec.available_bytes)} are free "
+        f"for them and the KV cache. {advice} {_memory_option(spec)}."
     )
 
 
@@ -153,7 +186,7 @@ def _num_snapshots(spec: KvCacheSpec, options: EngineOptions, state_bytes: int) 
     free = spec.available_bytes - spec.state_bytes
     beside_longest = free - _blocks_for(spec.max_model_len, spec) * spec.bytes_per_block
     room = max(0, min(int(_SNAPSHOT_SHARE * free), beside_longest))
-    count = min(room // state_bytes, _BATCHES * options.scheduler.max_num_seqs)
+    count = min(room // state_bytes, _BATCHES * options.scheduler.most_sequences)
     if not count:
         logger.warning("prefix caching is off: there is no room to save states of recurrent layers. Lower "
                        "--max-num-seqs, or raise %s", _memory_option(spec))  # fmt: skip

@@ -86,7 +86,7 @@ class PoolingRunner:
         given, shape = options.scheduler.max_num_batched_tokens, self._loaded.attention.shape
         self._budget = given or max(_LEAST_BUDGET, token_budget(self._device))
         most = max(self._budget, self._loaded.max_model_len)
-        self._most_sequences = options.scheduler.max_num_seqs
+        self._most_sequences = options.scheduler.most_sequences
         self._num_blocks = -(-most // shape.block_size) + min(self._most_sequences, most)
         self._cache: torch.Tensor | None = None
         self._recorded: RecordedPass | None = None

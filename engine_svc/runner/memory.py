@@ -101,7 +101,7 @@ def step_tokens(device: torch.device, options: SchedulerOptions, whole_image_tok
     """
     given = options.max_num_batched_tokens
     if given is None:
-        return max(token_budget(device), whole_image_tokens + options.max_num_seqs if whole_image_tokens else 0)
+        return max(token_budget(device), whole_image_tokens + options.most_sequences if whole_image_tokens else 0)
     if given < whole_image_tokens:
         raise StartupError(
             f"--max-num-batched-tokens is {given}, but a step computes all of an image, which has {whole_image_tokens} "

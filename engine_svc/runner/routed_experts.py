@@ -125,5 +125,5 @@ def record_routed(
         raise StartupError(f"{_FLAG} needs a model of Quire's own families with experts, which {name} is not.")
     if groups[0].window is not None or not groups[0].layers:
         raise StartupError(f"{_FLAG} needs a layer that attends to all tokens, which {name} does not have.")
-    decoding = options.scheduler.max_num_seqs * options.speculative.most_query_len
+    decoding = options.scheduler.most_sequences * options.speculative.most_query_len
     return RoutedExperts(found, loaded.facts.num_layers, max(token_budget, decoding), loaded.attention, device)

@@ -85,7 +85,7 @@ class Runner:
         self._dual_batch = groups.dual_batch
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._batch_invariant = loaded.dtype, loaded.batch_invariant
-        self._max_model_len, max_num_seqs = loaded.max_model_len, options.scheduler.max_num_seqs
+        self._max_model_len, self._most_sequences = loaded.max_model_len, options.scheduler.most_sequences
         self._whole_image_tokens = self._facts.whole_image_tokens if loaded.images else 0
         self._token_budget = step_tokens(device, options.scheduler, self._whole_image_tokens)
         stage, shape = self._model.stage, self._attention.shape
@@ -95,18 +95,18 @@ class Runner:
         self._states_each = options.speculative.most_query_len if self._state_form.shapes else 1  # of a sequence
         self._num_caches = most_caches(self._groups, per_cache)
         self._buffers = SlotBuffers(
-            max_num_seqs, self._max_model_len, shape.block_tokens, len(self._groups), device, self._dtype, shape.part,
-            ImageRows(loaded.images, device, self._max_model_len, both_ways=self._whole_image_tokens > 0),
+            self._most_sequences, self._max_model_len, shape.block_tokens, len(self._groups), device, self._dtype,
+            shape.part, ImageRows(loaded.images, device, self._max_model_len, both_ways=self._whole_image_tokens > 0),
             self._states_each,
         )  # fmt: skip
         self._link = StageLink(groups, stage, self._facts.passed_size, self._buffers, device, self._dtype)
         self._num_stages = groups.layout.pipeline
-        self._adapters = StepAdapters(loaded.adapters, max_num_seqs, self._token_budget)
+        self._adapters = StepAdapters(loaded.adapters, self._most_sequences, self._token_budget)
         self._answers: Answers | None = None  # only in the last pipeline stage
         if stage.is_last:
             typical = (speculation := options.speculative.chosen()) and speculation.typical_acceptance
             sampler = Sampler(
-                max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
+                self._most_sequences, self._facts.vocab_size, device, options.generation.logprobs_mode,
                 processors, self._attention.kernels, TypicalAcceptance(*typical) if typical else None,
                 returns_masks=options.generation.return_sampling_mask,
             )  # fmt: skip
@@ -115,7 +115,7 @@ class Runner:
                 self._model, self._facts.hidden_size, sampler, self._buffers, self._adapters, drafting
             )
         routed = record_routed(loaded, self._groups, options, self._token_budget, device)
-        self._forward = ForwardPasses(loaded, self._groups, max_num_seqs, routed)
+        self._forward = ForwardPasses(loaded, self._groups, self._most_sequences, routed)
         # Whether the last layer may skip rows that nothing is sampled from; not if other data ranks count on all rows.
         self._skips_rows = (
             isinstance(self._model, Decoder) and stage.is_last and groups.lockstep is None and routed is None
@@ -137,8 +137,7 @@ class Runner:
         if config.draft_tensor_parallel_size == 1 and target.groups.tensor.rank:  # the first rank guesses for all
             return None
         return Drafting(
-            load_draft(config, target), self._buffers, sampler, self._options.scheduler.max_num_seqs,
-            self._token_budget, self._device,
+            load_draft(config, target), self._buffers, sampler, self._most_sequences, self._token_budget, self._device
         )  # fmt: skip
 
     def profile(self) -> None:
@@ -154,7 +153,7 @@ class Runner:
             self._answers.reserve(self._max_model_len + 1)
         blocks = -(-min(self._token_budget, self._max_model_len) // self._attention.shape.block_tokens)
         self._allocate(blocks * len(self._groups), num_states=0)  # all sequences share one state
-        self.warm_up(blocks * len(self._groups), self._options.scheduler.max_num_seqs)
+        self.warm_up(blocks * len(self._groups), self._most_sequences)
         needed = torch.cuda.max_memory_reserved(self._device) - sum(cache.nbytes for cache in self._all_caches)
         self._later_bytes = self._measure_graphs()
         self._later_bytes -= torch.cuda.max_memory_reserved(self._device) - needed
@@ -194,7 +193,7 @@ class Runner:
 
     def spec(self) -> KvCacheSpec:
         """What the control side must know of the model and its KV cache."""
-        sequences, images = self._options.scheduler.max_num_seqs, self._buffers.images
+        sequences, images = self._most_sequences, self._buffers.images
         state_bytes = self._state_form.bytes_per_sequence * sequences * self._states_each
         later_bytes = self._later_bytes + self._attention.decoding_bytes(sequences, sequences * self._max_model_len)
         return KvCacheSpec(
@@ -236,11 +235,12 @@ class Runner:
 
     def allocate(self, size: CacheSize) -> None:
         """Allocates the KV cache, its host memory tier and states, warms up the kernels, and records steps."""
-        self._allocate(size.num_blocks, self._options.scheduler.max_num_seqs, size.num_snapshots)
+        self._most_sequences = size.num_sequences or self._most_sequences
+        self._allocate(size.num_blocks, self._most_sequences, size.num_snapshots)
         self.connect(chosen_store(self._options.cache, size, self._rank))
         if self._device.type == "cuda":
             self._record_steps()  # comes first, because it frees memory that steps have taken
-            self.warm_up(size.num_blocks, self._options.scheduler.max_num_seqs)
+            self.warm_up(size.num_blocks, self._most_sequences)
         else:
             self._run_prompt(size.num_blocks)
             self._record_steps()
@@ -343,13 +343,13 @@ class Runner:
             The number of all graphs, whether they were recorded or left out by `most`.
         """
         asked = self._options.kernels.cuda_graph_sizes
-        sizes = graph_sizes(asked, self._options.scheduler.max_num_seqs)
+        sizes = graph_sizes(asked, self._most_sequences)
         takes_any = self._attention.plan_size(1, 1) and not self._state_form.shapes  # states depend on prompt lengths
         prompts = prompt_sizes(asked, self._token_budget, self._facts.hidden_size) if takes_any else []
         lens, most_positions = sorted({1, query_len}), self._attention.most_positions
         longest = min(self._max_model_len, self._attention.shape.most_chosen or self._max_model_len)
         shapes = PaddedShapes(sizes, longest, lens, most_positions, self._adapters.are_served, prompts)
-        room = self._room(max(self._options.scheduler.max_num_seqs * query_len, *prompts, 0))
+        room = self._room(max(self._most_sequences * query_len, *prompts, 0))
         self._recorded = RecordedSteps(
             self._forward.prepare, capture, dataclasses.replace(shapes, most=most),
             GraphInputs(room, self._nobodys_slot, self._buffers.token_ids.view(-1), self._attention), self._adapters,
@@ -359,7 +359,7 @@ class Runner:
 
     def _room(self, tokens: int) -> Room:
         """Capacity of input buffers for a total of `tokens` new tokens."""
-        sequences = self._options.scheduler.max_num_seqs
+        sequences = self._most_sequences
         blocks = -(-self._max_model_len // self._attention.shape.block_tokens)
         received = self._facts.hidden_size if self._link.takes_hidden_states else 0
         return Room(sequences, tokens, blocks, len(self._groups), received, self._dtype, self._states_each > 1)

@@ -67,7 +67,7 @@ class Scheduler:
         self._options = options
         self._whole_images = whole_images
         splits_prompts = options.enable_chunked_prefill and not whole_images
-        self._shares = StepShares(num_stages, token_budget, options.max_num_seqs, splits_prompts)
+        self._shares = StepShares(num_stages, token_budget, options.most_sequences, splits_prompts)
         self._drafter = drafter
         self._lookahead = lookahead
         self.is_paused = False  # steps run no sequences; transfers and adapter changes continue
@@ -75,7 +75,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._awaiting: dict[BlockTable, Sequence] = {}  # sequences waiting for blocks from a connector
         self._running: list[Sequence] = []  # in the policy's order
-        self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
+        self._free_slots = list(range(options.most_sequences - 1, -1, -1))
         self._step = 0
         self._unscheduled_prefill_tokens = 0
         self.lookups = Lookups(kv_cache.block_size)
@@ -348,7 +348,7 @@ class Scheduler:
         """The cached blocks that a waiting sequence can begin with; none if it already holds blocks."""
         if len(sequence.table) or sequence.wants_prompt_logprobs:
             return Prefix()
-        may_await = len(self._awaiting) < self._options.max_num_seqs
+        may_await = len(self._awaiting) < self._options.most_sequences
         return self._kv_cache.lookup(sequence.table, sequence.token_ids, may_await)
 
     def _await(self, sequence: Sequence, found: Prefix) -> None:
@@ -484,7 +484,7 @@ class Scheduler:
             sequence.check(self._kv_cache.block_size)
         self._kv_cache.check(list(self.live_tables()))
         slots = {sequence.slot for sequence in self._running}
-        if slots & set(self._free_slots) or len(slots) + len(self._free_slots) != self._options.max_num_seqs:
+        if slots & set(self._free_slots) or len(slots) + len(self._free_slots) != self._options.most_sequences:
             raise RuntimeError("slots of the runner are lost or given twice")
         self.adapters.check(self._living)
         self.images.check(self._not_started)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.options.base import option
 
+_MOST_SEQUENCES = 256
 SCHEDULING_POLICIES = ("fcfs", "priority")
 
 
@@ -18,7 +19,10 @@ class SchedulerOptions:
         "memory); more if a step needs it to compute a whole image beside all decoding sequences.",
         minimum=1,
     )  # fmt: skip
-    max_num_seqs: int = option(256, "Maximum number of sequences running at once.", minimum=1, maximum=4096)
+    max_num_seqs: int | None = option(
+        None, "Maximum number of sequences running at once. Default: 256, or fewer if memory does not hold the states "
+        "of recurrent layers for so many.", minimum=1, maximum=4096,
+    )  # fmt: skip
     scheduling_policy: str = option("fcfs", "Order in which requests are scheduled.", choices=SCHEDULING_POLICIES)
     enable_chunked_prefill: bool = option(
         True,
@@ -52,3 +56,8 @@ class SchedulerOptions:
     max_waiting_requests: int = option(
         4096, "Maximum number of waiting requests; further ones are refused as overload.", minimum=1
     )
+
+    @property
+    def most_sequences(self) -> int:
+        """The maximum number of sequences running at once, where memory suffices."""
+        return _MOST_SEQUENCES if self.max_num_seqs is None else self.max_num_seqs

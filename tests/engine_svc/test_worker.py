@@ -53,3 +53,25 @@ async def test_models_with_states_have_places_for_saved_ones(tmp_path: Path) -> 
     await worker.loop.stop()
     assert worker.info.num_snapshots == 4 * 8
     assert hits == [0, 256]
+
+
+async def test_fewer_sequences_run_where_their_states_do_not_fit(tmp_path: Path) -> None:
+    """The ranks have room for the states of as many as the scheduler runs."""
+    slots = set()
+    executor = FakeExecutor(
+        keeps_states=True, on_step=lambda plan: slots.update(sequence.slot for sequence in plan.scheduled)
+    )
+    executor.spec = msgspec.structs.replace(executor.spec, state_bytes=256 * executor.spec.available_bytes // 6)
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    worker = EngineWorker(executor, ModelOptions(model=str(tmp_path)), engine_options())
+    await worker.load()
+    for _ in range(5):
+        worker.loop.submit(
+            GenerationRequest("r", [1, 2, 3], SamplingParameters(temperature=0, max_tokens=4)), Unheard()
+        )
+    await worker.loop.wait_idle()
+    await worker.loop.stop()
+    assert worker.info.max_num_seqs == executor._size.num_sequences == 3
+    assert worker.info.state_bytes == executor.spec.available_bytes // 6 * 3
+    assert slots == {0, 1, 2}

@@ -518,7 +518,7 @@ def test_a_start_takes_no_more_memory_than_reckoned(tmp_path: Path, family: str)
         size = size_kv_cache(spec, options)
         torch.cuda.reset_peak_memory_stats()
         executor.allocate(size.allocated)
-        states = spec.state_bytes + size.num_snapshots * spec.state_bytes // options.scheduler.max_num_seqs
+        states = spec.state_bytes + size.num_snapshots * spec.state_bytes // options.scheduler.most_sequences
         caches = size.num_blocks * spec.bytes_per_block + states
         taken = torch.cuda.max_memory_reserved() - caches
     finally:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
+from engine_svc.kv_cache.sizing import KvCacheSize, fit_sequences, size_kv_cache
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
@@ -66,6 +66,30 @@ def test_states_take_their_memory_first() -> None:
     with pytest.raises(StartupError, match="those of 3 sequences need") as caught:
         size_kv_cache(changed(state_bytes=10_000), engine_options(max_num_seqs=3))
     assert "Lower --max-num-seqs, or raise --kv-cache-memory-bytes" in str(caught.value)
+
+
+def test_fewer_sequences_run_where_states_do_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+    """Unless their number is set. States then take half of the memory, or less beside a length that is set."""
+
+    def fitting(spec: KvCacheSpec, **given: Any) -> tuple[int, int, KvCacheSize]:
+        spec, options = fit_sequences(spec, engine_options(**given))
+        size = size_kv_cache(spec, options)
+        assert size.num_sequences == size.allocated.num_sequences == options.scheduler.most_sequences
+        return size.num_sequences, spec.state_bytes, size
+
+    assert fitting(changed(state_bytes=256 * 30))[0] == 256
+    assert "instead of 256" not in caplog.text
+    count, state_bytes, size = fitting(changed(state_bytes=256 * 50))
+    assert (count, state_bytes, size.num_blocks, size.snapshot_bytes) == (100, 5000, 5, 50)
+    assert "at most 100 sequences run at once instead of 256" in caplog.text
+    assert "Raise --kv-cache-memory-bytes for more, or set --max-num-seqs" in caplog.text
+    assert fitting(changed(state_bytes=256 * 50), max_model_len=100)[0] == 3000 // 50  # 7 blocks beside them
+    assert fitting(changed(state_bytes=256 * 30), max_model_len=100)[0] == 3000 // 30
+    assert fitting(changed(state_bytes=256 * 4000, max_model_len=80), max_model_len=80)[0] == 1
+    with pytest.raises(StartupError, match=r"those of 1 sequence need .* Raise --kv-cache-memory-bytes\."):
+        fitting(changed(state_bytes=256 * 10_000))
+    with pytest.raises(StartupError, match=r"those of 256 sequences need .* Lower --max-num-seqs, or raise"):
+        fitting(changed(state_bytes=256 * 50), max_num_seqs=256)
 
 
 def test_saved_states_take_a_third_of_what_is_left_beside_the_longest_sequence(

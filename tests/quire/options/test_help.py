@@ -41,7 +41,8 @@ def test_a_group(word: str) -> None:
 def test_one_flag(word: str) -> None:
     assert flat(shown(word)) == (
         "SchedulerConfig: Scheduling --max-num-seqs INTEGER Maximum number of sequences running at once. "
-        "[default: 256] [env: QUIRE_MAX_NUM_SEQS]"
+        "Default: 256, or fewer if memory does not hold the states of recurrent layers for so many. "
+        "[env: QUIRE_MAX_NUM_SEQS]"
     )
 
 
