@@ -15,12 +15,16 @@ from typing import Any
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from quire.collection import without_collection
 
 # How long a hypothesis example takes depends more on the machine's other load than on the code.
 hypothesis.settings.register_profile("quire", deadline=None)
 hypothesis.settings.load_profile("quire")
+# Hypothesis would read all of Quire's modules for constants to try in its examples: three seconds of each worker, for
+# thousands that have nothing to do with what a test draws.
+providers._get_local_constants = lambda: providers._local_constants
 
 # Hundreds of processes import the same files: compile them once, even in containers that disable bytecode.
 sys.dont_write_bytecode = False

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import transformers
 
 from quire.errors import InvalidRequest
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS, eventually
 from tokenizer_svc.renderer import ChatRenderer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHATML = """{%- if tools %}{{ '<|im_start|>system\\n' }}{% for tool in tools %}{{ tool | tojson }}
 {% endfor %}{{ '<|im_end|>\\n' }}{% endif %}
@@ -44,12 +47,21 @@ def renderer(templates: dict[str, str], timeout_seconds: float = 5.0, max_chars:
     )
 
 
-@pytest.fixture
-async def chatml() -> AsyncIterator[ChatRenderer]:
-    running = renderer({"default": CHATML})
+@contextlib.asynccontextmanager
+async def rendering(running: ChatRenderer) -> AsyncIterator[ChatRenderer]:
+    """The renderer, with its processes."""
     await running.start()
-    yield running
-    await running.close()
+    try:
+        yield running
+    finally:
+        await running.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chatml() -> AsyncIterator[ChatRenderer]:
+    """One for all tests that only render."""
+    async with rendering(renderer({"default": CHATML})) as running:
+        yield running
 
 
 async def render(target: ChatRenderer, **changes: Any) -> str:
@@ -94,10 +106,8 @@ async def test_an_effort_that_nobody_has_set(chatml: ChatRenderer) -> None:
 
 
 async def test_tool_use_template() -> None:
-    running = renderer({"default": "plain", "tool_use": "tools"})
-    await running.start()
-    assert [await render(running), await render(running, tools=TOOLS)] == ["plain", "tools"]
-    await running.close()
+    async with rendering(renderer({"default": "plain", "tool_use": "tools"})) as running:
+        assert [await render(running), await render(running, tools=TOOLS)] == ["plain", "tools"]
 
 
 @pytest.mark.parametrize(
@@ -130,54 +140,44 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
 
 
 async def test_an_endless_template_is_stopped_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = renderer({"default": "fine"}, timeout_seconds=0.3)
-    await running.start()
-    for _ in range(3):
-        with pytest.raises(InvalidRequest, match=r"longer than 0\.3 s"):
-            await render(running, template=LOOP)
-    monkeypatch.setattr(running._pool, "_timeout_seconds", WAIT_SECONDS)  # a busy machine may be slow
-    assert await render(running) == "fine"
-    await running.close()
+    async with rendering(renderer({"default": "fine"}, timeout_seconds=0.3)) as running:
+        for _ in range(3):
+            with pytest.raises(InvalidRequest, match=r"longer than 0\.3 s"):
+                await render(running, template=LOOP)
+        monkeypatch.setattr(running._pool, "_timeout_seconds", WAIT_SECONDS)  # a busy machine may be slow
+        assert await render(running) == "fine"
 
 
-def render_processes() -> list[int]:
-    found = []
-    for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
-        with contextlib.suppress(OSError):  # it may have just ended
-            if b"render_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(int(pid))
-    return found
+def render_processes(running: ChatRenderer) -> list[int]:
+    return [child._process.pid for child in running._pool._children if child.alive]
 
 
-async def test_a_killed_process_is_replaced(chatml: ChatRenderer) -> None:
-    children = render_processes()
-    assert len(children) == 1  # the second one starts on demand
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
-    while set(children) & set(render_processes()):
-        await asyncio.sleep(0.01)
-    assert [await render(chatml, template="back") for _ in range(2)] == ["back", "back"]
+async def test_a_killed_process_is_replaced() -> None:
+    async with rendering(renderer({"default": "back"})) as running:
+        (only,) = render_processes(running)  # the second one starts on demand
+        os.kill(only, signal.SIGKILL)
+        await eventually(lambda: not render_processes(running), "it does not end")
+        assert [await render(running) for _ in range(2)] == ["back", "back"]
 
 
 async def test_a_second_process_is_started_for_what_would_wait() -> None:
-    running = renderer({"default": "held"}, timeout_seconds=60.0)
-    await running.start()
-    (first,) = render_processes()
-    os.kill(first, signal.SIGSTOP)  # makes its current work take long
-    held = asyncio.create_task(render(running))
-    await asyncio.sleep(0)  # it has the first process
-    assert await render(running, template="meanwhile") == "meanwhile"
-    assert not held.done()
-    os.kill(first, signal.SIGCONT)
-    assert await held == "held"
-    await running.close()
+    async with rendering(renderer({"default": "held"}, timeout_seconds=60.0)) as running:
+        (first,) = render_processes(running)
+        os.kill(first, signal.SIGSTOP)  # makes its current work take long
+        held = asyncio.create_task(render(running))
+        await asyncio.sleep(0)  # it has the first process
+        assert await render(running, template="meanwhile") == "meanwhile"
+        assert not held.done()
+        os.kill(first, signal.SIGCONT)
+        assert await held == "held"
 
 
-async def test_what_comes_at_once_waits_for_no_start(chatml: ChatRenderer) -> None:
-    (first,) = render_processes()
-    assert await asyncio.gather(*(render(chatml, template="at once") for _ in range(20))) == ["at once"] * 20
-    assert first in render_processes()
-    assert len(render_processes()) <= 2
+async def test_what_comes_at_once_waits_for_no_start() -> None:
+    async with rendering(renderer({"default": "at once"})) as running:
+        (first,) = render_processes(running)
+        assert await asyncio.gather(*(render(running) for _ in range(20))) == ["at once"] * 20
+        assert first in render_processes(running)
+        assert len(render_processes(running)) <= 2
 
 
 @pytest.mark.parametrize("content", ["<", "e", "im_end", "two ", "a\n", "", [{"type": "text", "text": "|"}]])
@@ -238,12 +238,8 @@ async def test_content_comes_in_the_form_that_the_template_takes(
     content_format: str, template: str, content: Any, expected: str
 ) -> None:
     limits: dict[str, Any] = {"timeout_seconds": 5.0, "max_chars": 1000}
-    running = ChatRenderer({"default": template}, {}, content_format=content_format, **limits)
-    await running.start()
-    try:
+    async with rendering(ChatRenderer({"default": template}, {}, content_format=content_format, **limits)) as running:
         assert await render(running, messages=[{"role": "user", "content": content}]) == expected
-    finally:
-        await running.close()
 
 
 DEVELOPED = [
@@ -266,9 +262,5 @@ async def test_developers_are_systems_to_templates_that_do_not_know_them(
     messages: list[dict[str, Any]], template: str, expected: str
 ) -> None:
     shown = "{% for m in messages %}{{ m.role }}:{{ m.content }} {% endfor %}"
-    running = renderer({"default": template + shown})
-    await running.start()
-    try:
+    async with rendering(renderer({"default": template + shown})) as running:
         assert await render(running, messages=messages) == expected
-    finally:
-        await running.close()
