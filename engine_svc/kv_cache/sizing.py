@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
@@ -131,9 +132,10 @@ def _with_host_tier(size: KvCacheSize, block_bytes: int, cache: CacheOptions, nu
     if num_bytes < least:
         state = f" and the states of recurrent layers {size.snapshot_bytes}" if size.num_snapshots else ""
         needed = least if cache.swap_space else least * num_ranks
+        gib = math.ceil(needed / 2**30 * 10**6) / 10**6
         raise StartupError(
             f"{cache.host_memory_options[0]} leaves {num_bytes} bytes of host memory to each rank, where a KV "
-            f"block takes {block_bytes}{state}: make it at least {needed} bytes ({needed / 2**30:.2g} GiB), "
+            f"block takes {block_bytes}{state}: make it at least {needed} bytes ({gib:f} GiB), "
             "better many times that, or leave it out."
         )
     return replace(

@@ -151,6 +151,9 @@ def test_host_memory_without_room_for_a_block_is_refused() -> None:
         num_blocks(999)
     with pytest.raises(StartupError, match=r"leaves 999 .* at least 2000 bytes"):
         num_blocks(1999, tensor_parallel_size=2)
+    with pytest.raises(StartupError, match=r"at least 1000 bytes \(0\.000001 GiB\)"):  # rounded up: 1073 bytes
+        num_blocks(1)
+    assert num_blocks(int(0.000001 * 2**30)) == 1
     with_states = changed(available_bytes=17_000, state_bytes=2000)  # 10 blocks beside 5 states of as many bytes
     assert num_blocks(3000, with_states, max_num_seqs=2) == 2
     with pytest.raises(StartupError, match=r"takes 1000 and the states of recurrent layers 1000: .* 3000 bytes"):
