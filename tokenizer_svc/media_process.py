@@ -155,11 +155,17 @@ def make(setup: Message) -> Answer:
     return answer
 
 
+def _make(setup: Message) -> Answer:
+    """`make` in a process of its own, which imports less."""
+    # Transformers imports these where they are installed, which takes seconds and memory. It needs neither here, and
+    # would advise to install torch.
+    for name in ("torch", *(() if setup.fields.get("of_mistral") else ("mistral_common",))):
+        sys.modules[name] = None  # type: ignore[assignment]  # means that it cannot be imported
+    return make(setup)
+
+
 if __name__ == "__main__":
-    # Transformers imports torch where it is installed, which takes seconds and memory, and is not needed here. It would
-    # advise to install it.
-    sys.modules["torch"] = None  # type: ignore[assignment]  # means that it cannot be imported
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
     # Each thread of a matrix product, one for each processor of a large machine, would take memory.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    run(make)
+    run(_make)
