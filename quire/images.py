@@ -24,9 +24,11 @@ TILE_SHAPES = "spatial_shapes"  # rows and columns of the patches of each tile
 # Of each token of an image: which of the embeddings that the encoder has for marks it is; -1 for a part of the image.
 MARKS = "marks"
 FEATURES = "input_features"  # of audio
+EMBEDS = "image_embeds"  # of an image that comes encoded: float32 [rows, values]
+GRID = "image_grid_thw"  # patches by time, row and column
 SOUND = "is_sound"  # of each token of a video: whether it is of its sound, whose features come with the video
 FEATURE_MASKS = ("input_features_mask", "feature_attention_mask")
-_ALL_PIXELS = (PIXELS, LOCAL_PIXELS, VIDEO_PIXELS, FEATURES)
+_ALL_PIXELS = (PIXELS, LOCAL_PIXELS, VIDEO_PIXELS, FEATURES, EMBEDS)
 _NAME = "images"
 _MAX_DIMENSIONS = 8
 
@@ -76,6 +78,11 @@ class Image:
     def num_bytes(self) -> int:
         """Bytes of its inputs."""
         return sum(len(each.data) for each in self.inputs)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it comes as embeddings, before these have been dropped."""
+        return any(each.name == EMBEDS for each in self.inputs)
 
     @property
     def is_audio(self) -> bool:

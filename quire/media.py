@@ -25,6 +25,8 @@ MAX_FILE_BYTES: Mapping[MediaKind, int] = MappingProxyType({
     MediaKind.IMAGE: 12 * 2**20, MediaKind.VIDEO: 40 * 2**20,
     MediaKind.AUDIO: 25 * 2**20,
 })  # fmt: skip
+# Limit for the embeddings of an image: with 16 bits for a value, twice as much for the engine (see MAX_IMAGES_BYTES).
+MAX_EMBEDS_BYTES = 24 * 2**20
 
 # A multiple of all usual numbers of tokens in a block.
 _ENCODER_TOKENS = 128

@@ -5,6 +5,7 @@ Runs in a process of its own (see `media_process`), because an image of a few ki
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from collections.abc import Mapping
@@ -44,6 +45,7 @@ class ImageProcessor:
         placeholder: what the chat template writes for an image, apart from what is around it.
         around: what is around the placeholders of images and videos, for templates that take contents as strings.
         image_token_id: the token that the prompt has for each embedding of an image.
+        image_token: its text.
         mark_ids: tokens around and between these whose embeddings are the image encoder's, too.
         videos: the part for videos; None if the model reads none.
     """
@@ -63,6 +65,7 @@ class ImageProcessor:
         config = read_config(folder)
         self.around = _AROUND if str(config.get("model_type")).startswith(_QWEN_TYPES) else ("", "")
         self.image_token_id = _image_token_id(config, self._processor)
+        self.image_token: str = self._processor.tokenizer.convert_ids_to_tokens(self.image_token_id)
         self.mark_ids: list[int] = [*config.get(_MARKS, ())]
         self.videos = load_video_processor(folder, self._processor, self.image_token_id, video_pruning_rate)
 
@@ -84,6 +87,11 @@ class ImageProcessor:
             MediaRejection: the settings do not suit the processor.
         """
         self._prepared(Image.new("RGB", _SOME_SIZE), settings)
+
+    @functools.cached_property
+    def sample(self) -> Processed:
+        """Some image, prepared with the settings that the model comes with."""
+        return self._prepared(Image.new("RGB", _SOME_SIZE), {})
 
     def _prepared(self, image: Image.Image, settings: Mapping[str, Any]) -> Processed:
         try:

@@ -47,10 +47,15 @@ _PARAMETER = "messages"
 
 @dataclass(frozen=True)
 class Medium:
-    """An image, a video or an audio to prepare: its file, or the image files that are its frames."""
+    """An image, a video or an audio to prepare: its file, or the image files that are its frames.
+
+    Attributes:
+        tensors: names of the tensors that the files are, for an image that comes as embeddings.
+    """
 
     kind: MediaKind
     files: tuple[bytes, ...]
+    tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -348,7 +353,7 @@ def message_of(medium: Medium, settings: Mapping[str, Any], reading: Mapping[str
     """What a process is asked; see `media_process.make`."""
     fields = {
         "kind": medium.kind, "settings": dict(settings), "reading": dict(reading),
-        "sizes": [len(file) for file in medium.files],
+        "sizes": [len(file) for file in medium.files], "tensors": [*medium.tensors],
     }  # fmt: skip
     return Message(fields, b"".join(medium.files))
 

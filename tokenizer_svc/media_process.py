@@ -99,6 +99,8 @@ class _Processors:
             MediaRejection: see the processors.
         """
         kind, settings = request.fields["kind"], request.fields["settings"]
+        if names := request.fields.get("tensors"):
+            return self._prepare_embeds(dict(zip(names, _files(request), strict=True)))
         if kind == MediaKind.AUDIO:
             assert self._audio is not None
             # Of models that also see, settings are for what they see.
@@ -107,9 +109,19 @@ class _Processors:
             assert self._images is not None
             return self._images.prepare(request.payload, self._of_images(settings))
         assert self._videos is not None
-        ends = [*itertools.accumulate(request.fields["sizes"])]
-        files = [request.payload[start:end] for start, end in itertools.pairwise([0, *ends])]
-        return (self._with_sound or self._videos).prepare(files, settings, request.fields["reading"])
+        return (self._with_sound or self._videos).prepare(_files(request), settings, request.fields["reading"])
+
+    def _prepare_embeds(self, tensors: Mapping[str, bytes]) -> Processed:
+        """
+        Raises:
+            MediaRejection: see `prepare_embeds`.
+        """
+        from tokenizer_svc.image_embeds import prepare_embeds
+        from tokenizer_svc.image_processor import ImageProcessor
+
+        if not isinstance(self._images, ImageProcessor):
+            raise MediaRejection("image_embeds: --tokenizer-mode mistral takes images only. Send the image.")
+        return prepare_embeds(tensors, self._images.sample, self._images.image_token)
 
     def _of_images(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Those that are not about the sound of videos.
@@ -127,11 +139,18 @@ class _Processors:
         return ""
 
 
+def _files(request: Message) -> list[bytes]:
+    """The files in a request's payload."""
+    ends = [*itertools.accumulate(request.fields["sizes"])]
+    return [request.payload[start:end] for start, end in itertools.pairwise([0, *ends])]
+
+
 def make(setup: Message) -> Answer:
     """Returns the function that prepares the media in a message's payload, or reports how prompts mark them.
 
-    The fields of a message are the `kind`, the `sizes` of the files, and the `settings` and `reading` of
-    `VideoProcessor.prepare`; or only the `most_seconds` of a recording to cut into pieces.
+    The fields of a message are the `kind`, the `sizes` of the files, the names of the `tensors` that they are (if any),
+    and the `settings` and `reading` of `VideoProcessor.prepare`; or only the `most_seconds` of a recording to cut into
+    pieces.
     """
     processors = _Processors(setup.fields)
     prepare_av()

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from quire.bounds import BLOCK_SIZE_BOUND, MAX_CACHE_SALT_LENGTH, MAX_REVISION_LENGTH
 from quire.errors import FailedPrecondition, InvalidRequest
-from quire.images import contents_of
+from quire.images import EMBEDS, GRID, contents_of
 from quire.media import MediaKind
 from quire.options.multimodal import check_media_io_kwargs
 from quire.options.tokenizer import TokenizerOptions
@@ -155,7 +155,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             _parse(request.image_processor_kwargs_json or b"{}", "mm_processor_kwargs", dict),
             _reading(request.media_io_kwargs_json),
         )
-        media = [Medium(MediaKind.IMAGE, (file,)) for file in request.images]
+        media = _images_of(request)
         media += [Medium(MediaKind.VIDEO, tuple(video.files)) for video in request.videos]
         media += [Medium(MediaKind.AUDIO, (file,)) for file in request.audios]
         prepared = await self._media.prepare(media, settings)
@@ -377,6 +377,25 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         if request.return_token_strings:
             answer.token_strings.extend(self._codec.token_strings(request.token_ids))
         return answer
+
+
+def _images_of(request: tokenizer_pb2.RenderChatRequest) -> list[Medium]:
+    """The images of a request, of which some come as embeddings.
+
+    Raises:
+        InvalidRequest: embeddings are not of one of its images, or have other tensors than they may.
+    """
+    media = [Medium(MediaKind.IMAGE, (file,)) for file in request.images]
+    for each in request.image_embeds:
+        tensors = dict(sorted(each.tensors.items()))
+        if each.index >= len(media) or EMBEDS not in tensors or tensors.keys() - {EMBEDS, GRID}:
+            raise InvalidRequest(
+                f"image_embeds: image {each.index} of {len(media)} has the tensors {[name[:50] for name in tensors]}; "
+                f"it must be one of the images, with {EMBEDS} and maybe {GRID}.",
+                parameter="messages",
+            )
+        media[each.index] = Medium(MediaKind.IMAGE, (*tensors.values(),), (*tensors,))
+    return media
 
 
 def _reading(media_io_kwargs: bytes) -> dict[str, Any]:

@@ -102,7 +102,11 @@ class StepProcessor:
     def _end_encodings(self, encoded_images: Mapping[int, str]) -> None:
         """Books images that were encoded; ends the requests with one that could not be."""
         for sequence, why in self._scheduler.images.end(encoded_images):
-            self._end_faulty(sequence.owner, f"The model cannot encode one of the images: {why}.")
+            live, message = sequence.owner, f"The model cannot encode one of the images: {why}."
+            if any(image.is_embedded for image in live.request.images) and self._requests.find(live.key) is live:
+                self._requests.end(live, FinishReason.ERROR, InvalidRequest(message, parameter="messages"))
+            else:
+                self._end_faulty(live, message)
 
     def _end_faulty(self, live: LiveRequest, message: str) -> None:
         """Ends a request that cannot run, unless another of its sequences has ended it."""

@@ -13,12 +13,13 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.media.base import EncodedImage, joined, tensor_of
-from engine_svc.media.input_checks import GRID, INPUTS, InputChecks
+from engine_svc.media.given_embeddings import GivenEmbeddings
+from engine_svc.media.input_checks import INPUTS, InputChecks
 from engine_svc.media.input_forms import MASK, TILE_SIZES
 from engine_svc.media.pruning import most_changed
 from engine_svc.media.rotary_positions import PlacedGrid
 from engine_svc.media.unfit import UnfitImage
-from quire.images import LOCAL_PIXELS, PIXELS, PLACES, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
+from quire.images import GRID, LOCAL_PIXELS, PIXELS, PLACES, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
 from quire.media import MediaKind
 
 _VIDEO_IDS = ("video_token_id", "video_token_index")
@@ -53,6 +54,7 @@ class ImageEncoder:
             config, "position_id_per_seconds", getattr(config.vision_config, "tokens_per_second", 0)
         )
         self._model = model
+        self._given = GivenEmbeddings(config, dtype, device)
         self._dtype, self._device = dtype, device
         self._names = INPUTS & {VIDEO_PIXELS, *inspect.signature(model.get_image_features).parameters}
         # Patches along each side of an embedding, for encoders of patches in a grid; else 0.
@@ -66,6 +68,12 @@ class ImageEncoder:
     @torch.inference_mode()
     def encode(self, image: Image) -> EncodedImage:
         """See MediaEncoder.encode."""
+        if (given := self._given.of(image)) is not None:
+            self.grids(image, np.arange(len(given.embeddings)))  # they fit
+            return given
+        return self._encoded(image)
+
+    def _encoded(self, image: Image) -> EncodedImage:
         given = {each.name: each for each in image.inputs if each.name in self._names}
         self._checks.check(given, image)
         moved = {name: self._moved(each, image) for name, each in given.items()}

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from engine_svc.media.input_forms import COLORS, FINE, MASK, MASK_OF_ARIA, NUM_TILES, TILE_SIZES, Tiles, Views, form_of
 from engine_svc.media.unfit import UnfitImage, check_channels, integer, wrong_shape
-from quire.images import LOCAL_PIXELS, MARKS, PIXELS, PLACES, SOUND, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
+from quire.images import GRID, LOCAL_PIXELS, MARKS, PIXELS, PLACES, SOUND, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
 
-GRID = "image_grid_thw"  # patches by time, row and column
 SECONDS = "second_per_grid_ts"  # from one patch of a video to the next one in time
 KEPT = "num_kept"  # of the embeddings of a video
 MERGE = "image_merge_sizes"  # patches along each side of an embedding, where each image has its own

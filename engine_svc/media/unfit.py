@@ -15,9 +15,9 @@ class UnfitImage(ValueError):
     """An image does not fit the encoder or its place in the prompt; the message is for the caller."""
 
 
-def wrong_shape(given: ImageInput, wanted: str) -> UnfitImage:
+def wrong_shape(given: ImageInput, wanted: str, taker: str = "encoder") -> UnfitImage:
     """The error for an input of another shape or dtype than `wanted`."""
-    return UnfitImage(f"{given.name} is {given.dtype} {list(given.shape)}, but the encoder takes {wanted}")
+    return UnfitImage(f"{given.name} is {given.dtype} {list(given.shape)}, but the {taker} takes {wanted}")
 
 
 def check_channels(image: Image, channels: int) -> None:

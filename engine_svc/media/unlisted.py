@@ -19,9 +19,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from engine_svc.media.encoder_model import TEXT_MODELS, bare_model
-from engine_svc.media.input_checks import GRID
 from engine_svc.media.input_forms import MASK, MASK_OF_ARIA
-from quire.images import PIXELS
+from quire.images import GRID, PIXELS
 
 _SIZES = "image_sizes"
 _INPUTS = frozenset({PIXELS, MASK, MASK_OF_ARIA, _SIZES, GRID})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
@@ -34,14 +34,22 @@ class NamedMedia(Protocol):
     @property
     def kind(self) -> MediaKind: ...
 
+    @property
+    def tensors(self) -> Mapping[str, str]: ...
+
 
 @dataclass(frozen=True)
 class MediaFiles:
-    """The files of a conversation's images and audio, and of its videos: of each, one file or those of its frames."""
+    """The files of a conversation's images and audio, and of its videos: of each, one file or those of its frames.
+
+    Attributes:
+        image_embeds: index of an image that comes as embeddings → its tensors by name. Its file is empty.
+    """
 
     images: Sequence[bytes] = ()
     videos: Sequence[tuple[bytes, ...]] = ()
     audios: Sequence[bytes] = ()
+    image_embeds: Mapping[int, Mapping[str, bytes]] = field(default_factory=dict)
 
 
 class ConversationMedia:
@@ -54,6 +62,7 @@ class ConversationMedia:
         """
         options.check()
         self._fetcher = MediaFetcher(options)
+        self._takes_embeds = options.enable_mm_embeds
         self._most = {kind: most(options.limit_mm_per_prompt, kind) for kind in MediaKind}
 
     async def close(self) -> None:
@@ -74,19 +83,30 @@ class ConversationMedia:
         """
         if not named:
             return MediaFiles()
-        sources = [MediaSource(each.url, each.place, each.kind) for each in named]
+        sources = [MediaSource(each.url, each.place, each.kind, each.tensors) for each in named]
         self._check(sources, accepted)
         found = list(zip(sources, await self._fetched(sources, uploads), strict=True))
+        images = [(source, files) for source, files in found if source.kind is MediaKind.IMAGE]
         return MediaFiles(
-            [file for source, (file, *_) in found if source.kind is MediaKind.IMAGE],
+            [b"" if source.tensors else file for source, (file, *_) in images],
             [files for source, files in found if source.kind is MediaKind.VIDEO],
             [file for source, (file, *_) in found if source.kind is MediaKind.AUDIO],
+            {
+                index: dict(zip(source.tensors, files, strict=True))
+                for index, (source, files) in enumerate(images)
+                if source.tensors
+            },
         )
 
     def _check(self, sources: Sequence[MediaSource], accepted: Collection[MediaKind]) -> None:
         for source in sources:
             if source.kind not in accepted:
                 raise source.error(f"is {NOUNS[source.kind]}, but this model reads {_listed(accepted)} only.")
+            if source.tensors and not self._takes_embeds:
+                raise source.error(
+                    "brings the embeddings of an image, which are only accepted by servers that are started with "
+                    "--enable-mm-embeds. Send the image."
+                )
         for kind, count in Counter(source.kind for source in sources).items():
             if count > self._most[kind]:
                 raise InvalidRequest(

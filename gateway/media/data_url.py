@@ -26,6 +26,18 @@ _MAX_HEAD_CHARACTERS = 256
 _QUICK_CHARACTERS = 64 * 1024  # take less time to decode than a thread to start
 
 
+async def decode_tensors(source: MediaSource) -> tuple[bytes, ...]:
+    """Returns the files of an image's tensors.
+
+    Raises:
+        InvalidRequest: one is not base64, or they are too large.
+    """
+    texts = [*source.tensors.values()]
+    if sum(map(len, texts)) > _num_characters(source.most_bytes):
+        raise source.too_large()
+    return await asyncio.to_thread(_files, source, texts)
+
+
 async def decode(source: MediaSource) -> tuple[bytes, ...]:
     """Returns the bytes of an image, a video or an audio in a data: URL: one file, or a video's frames.
 
@@ -55,14 +67,15 @@ def _num_characters(num_bytes: int) -> int:
 
 
 def _files(source: MediaSource, texts: Sequence[str]) -> tuple[bytes, ...]:
-    """Decodes the file, or each frame."""
+    """Decodes the file, or each frame or tensor."""
     files = []
     for index, text in enumerate(texts):
         try:
             files.append(base64.b64decode(text, validate=True))
         except ValueError as error:
+            part = f", in {'tensor' if source.tensors else 'frame'} {index}" if len(texts) > 1 else ""
             raise source.error(
-                f"is not valid base64 ({error}{f', in frame {index}' if len(texts) > 1 else ''}). Encode the file in "
+                f"is not valid base64 ({error}{part}). Encode the file in "
                 "the standard alphabet, with padding and without line breaks."
             ) from None
     if sum(map(len, files)) > source.most_bytes:

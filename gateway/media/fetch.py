@@ -39,7 +39,10 @@ class MediaFetcher:
         """
         files = await self._files_of(source)
         if not all(files):
-            raise source.error(f"{'is' if len(files) == 1 else 'has a frame that is'} empty. Send the file's content.")
+            part = "tensor" if source.tensors else "frame"
+            raise source.error(
+                f"{'is' if len(files) == 1 else f'has a {part} that is'} empty. Send the file's content."
+            )
         return files
 
     async def close(self) -> None:
@@ -48,6 +51,8 @@ class MediaFetcher:
             await self._web.close()
 
     async def _files_of(self, source: MediaSource) -> tuple[bytes, ...]:
+        if source.tensors:
+            return await data_url.decode_tensors(source)
         if source.scheme == "data":
             return await data_url.decode(source)
         if source.scheme == "file":

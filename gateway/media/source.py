@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from gateway.media.kinds import NOUNS
 from quire.errors import InvalidRequest
-from quire.media import MAX_FILE_BYTES, MediaKind
+from quire.media import MAX_EMBEDS_BYTES, MAX_FILE_BYTES, MediaKind
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,19}):")
 _SHOWN_CHARACTERS = 100
@@ -19,11 +20,13 @@ class MediaSource:
 
     Attributes:
         place: where the URL is in the request, such as `messages[0].content[1]`.
+        tensors: of an image that comes as embeddings, see MediaUrl.
     """
 
     url: str
     place: str
     kind: MediaKind
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def scheme(self) -> str:
@@ -38,8 +41,8 @@ class MediaSource:
 
     @property
     def most_bytes(self) -> int:
-        """Limit for its file, or for all frames of a video together."""
-        return MAX_FILE_BYTES[self.kind]
+        """Limit for its file, or for all frames of a video, or all tensors of an image, together."""
+        return MAX_EMBEDS_BYTES if self.tensors else MAX_FILE_BYTES[self.kind]
 
     def error(self, what: str) -> InvalidRequest:
         """An error about what the URL names; its message begins with where that is and continues with `what`."""
@@ -48,5 +51,6 @@ class MediaSource:
     def too_large(self) -> InvalidRequest:
         """The error for what is above the limit."""
         return self.error(
-            f"has more than the {self.most_bytes} bytes allowed for {NOUNS[self.kind]}. Send a smaller one."
+            f"has more than the {self.most_bytes} bytes allowed for "
+            f"{'the embeddings of an image' if self.tensors else NOUNS[self.kind]}. Send a smaller one."
         )

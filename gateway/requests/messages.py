@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,21 +12,29 @@ import msgspec
 from gateway.media.kinds import DATA_URLS, NOUNS
 from quire.bounds import MAX_MESSAGES
 from quire.errors import InvalidRequest
+from quire.images import EMBEDS, GRID
 from quire.media import MediaKind
 
 # Type of a content part, and the key of its URL → what it is.
 _URLS = {"image_url": MediaKind.IMAGE, "video_url": MediaKind.VIDEO, "audio_url": MediaKind.AUDIO}
 _AUDIO = "input_audio"  # a part with the audio itself, as OpenAI's clients send it
+_TENSORS = (EMBEDS, GRID)  # of a part with the embeddings of an image
 _FORMAT = re.compile(r"[\w.+-]{1,50}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class MediaUrl:
-    """An image, a video or an audio that a message names."""
+    """An image, a video or an audio that a message names.
+
+    Attributes:
+        place: where it is in the request, for error messages.
+        tensors: of an image that comes as embeddings, by name, in base64. It has no URL.
+    """
 
     url: str
-    place: str  # where it is in the request, for error messages
+    place: str
     kind: MediaKind
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,9 @@ def _part(part: Any, place: str, media: list[MediaUrl]) -> dict[str, str]:
         return {"type": "text", "text": part}
     place = part.place if isinstance(part, PlacedPart) else place
     name = part.get("type") if isinstance(part, dict) else None
+    if name == EMBEDS:
+        media.append(MediaUrl("", place, MediaKind.IMAGE, _tensors(part.get(name), place)))
+        return {"type": MediaKind.IMAGE.value}
     if (kind := _kind(name)) is not None:
         url = _audio(part.get(name), place) if name == _AUDIO else _url(part.get(name), str(name), place)
         media.append(MediaUrl(url, place, kind))
@@ -129,13 +140,15 @@ def _part(part: Any, place: str, media: list[MediaUrl]) -> dict[str, str]:
     if isinstance(given, str):
         return {"type": "text", "text": given}
     raise InvalidRequest(
-        f"{place} is of type {str(name)[:50]!r}; supported are text, {', '.join(_URLS)} and {_AUDIO}.",
+        f"{place} is of type {str(name)[:50]!r}; supported are text, {', '.join(_URLS)}, {_AUDIO} and {EMBEDS}.",
         parameter="messages",
     )
 
 
 def _kind(name: object) -> MediaKind | None:
     """What a part of this type is, if it is no text."""
+    if name == EMBEDS:
+        return MediaKind.IMAGE
     return MediaKind.AUDIO if name == _AUDIO else _URLS.get(name) if isinstance(name, str) else None
 
 
@@ -149,6 +162,23 @@ def _url(given: Any, name: str, place: str) -> str:
             f'"{DATA_URLS[kind]}…"}}}}.', parameter="messages",
         )  # fmt: skip
     return url
+
+
+def _tensors(given: Any, place: str) -> Mapping[str, str]:
+    """Returns the tensors of an image that comes as embeddings: an object of them, or the embeddings alone."""
+    tensors = given if isinstance(given, dict) else {EMBEDS: given}
+    if unknown := [name for name in tensors if name not in _TENSORS]:
+        raise InvalidRequest(
+            f"{place} has the tensor {unknown[0][:50]!r}; supported are {' and '.join(_TENSORS)}. Leave it "
+            "out, or send the image.", parameter="messages",
+        )  # fmt: skip
+    if EMBEDS not in tensors or not all(isinstance(each, str) for each in tensors.values()):
+        raise InvalidRequest(
+            f'{place} needs tensors that torch.save wrote, in base64, as in {{"type": "{EMBEDS}", "{EMBEDS}": "…"}} or '
+            f'{{"type": "{EMBEDS}", "{EMBEDS}": {{"{EMBEDS}": "…", "{GRID}": "…"}}}}. A uuid cannot stand for them.',
+            parameter="messages",
+        )
+    return tensors
 
 
 def _audio(given: Any, place: str) -> str:

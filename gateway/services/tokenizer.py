@@ -262,6 +262,9 @@ class Tokenizer:
             image_processor_kwargs_json=msgspec.json.encode(processor_settings) if processor_settings else b"",
             videos=[tokenizer_pb2.Video(files=files) for files in media.videos],
             audios=media.audios,
+            image_embeds=[
+                tokenizer_pb2.ImageEmbeds(index=index, tensors=tensors) for index, tensors in media.image_embeds.items()
+            ],
             media_io_kwargs_json=msgspec.json.encode(reading_settings) if reading_settings else b"",
             return_token_offsets=with_offsets,
             form=form.value,

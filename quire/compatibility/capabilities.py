@@ -224,6 +224,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "video input": "integration/test_videos.py",
             "audio input": "integration/test_audio.py",
             "transcription": "POST /v1/audio/transcriptions",
+            "embeddings of images": "--enable-mm-embeds",
             "live transcription, in segments": "GET /v1/realtime",
             "translation of speech": "POST /v1/audio/translations",
             "limits per modality": "--limit-mm-per-prompt",

@@ -129,6 +129,7 @@ _TESTS = {
     "tests/gateway/tool_parsers/test_registry.py": "tool-call-parser tool-parser-plugin",
     "tests/gpu/test_gpu.py": "enforce-eager device",
     "tests/integration/test_data_parallel.py": "api-server-count data-parallel-rpc-port",
+    "tests/integration/test_images.py": "enable-mm-embeds",
     "tests/integration/test_migration.py": "dtype",
     "tests/integration/test_nodes.py": "nnodes node-rank master-addr master-port",
     "tests/integration/test_sampling_fields.py": (

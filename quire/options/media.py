@@ -49,6 +49,11 @@ class MediaOptions:
         "tokens.",
     )  # fmt: skip
 
+    enable_mm_embeds: bool = option(
+        False, "Accepts images as embeddings that were computed elsewhere: image_embeds parts of messages, with "
+        "tensors that torch.save wrote, in base64.",
+    )  # fmt: skip
+
     def check(self) -> None:
         """Checks that the folder exists, that the hosts are names, and the limit.
 

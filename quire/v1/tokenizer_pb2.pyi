@@ -108,7 +108,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., token_strings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenderChatRequest(_message.Message):
-    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "adapter", "truncation", "images", "image_processor_kwargs_json", "videos", "media_io_kwargs_json", "audios", "default_reasoning_effort", "return_token_offsets", "form")
+    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "adapter", "truncation", "images", "image_processor_kwargs_json", "videos", "media_io_kwargs_json", "audios", "default_reasoning_effort", "return_token_offsets", "form", "image_embeds")
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class RenderChatRequest(_message.Message):
     DEFAULT_REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_EMBEDS_FIELD_NUMBER: _ClassVar[int]
     messages_json: bytes
     tools_json: bytes
     add_generation_prompt: bool
@@ -149,7 +150,23 @@ class RenderChatRequest(_message.Message):
     default_reasoning_effort: str
     return_token_offsets: bool
     form: ConversationForm
-    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, _Mapping]] = ..., images: _Optional[_Iterable[bytes]] = ..., image_processor_kwargs_json: _Optional[bytes] = ..., videos: _Optional[_Iterable[_Union[Video, _Mapping]]] = ..., media_io_kwargs_json: _Optional[bytes] = ..., audios: _Optional[_Iterable[bytes]] = ..., default_reasoning_effort: _Optional[str] = ..., return_token_offsets: _Optional[bool] = ..., form: _Optional[_Union[ConversationForm, str]] = ...) -> None: ...
+    image_embeds: _containers.RepeatedCompositeFieldContainer[ImageEmbeds]
+    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, _Mapping]] = ..., images: _Optional[_Iterable[bytes]] = ..., image_processor_kwargs_json: _Optional[bytes] = ..., videos: _Optional[_Iterable[_Union[Video, _Mapping]]] = ..., media_io_kwargs_json: _Optional[bytes] = ..., audios: _Optional[_Iterable[bytes]] = ..., default_reasoning_effort: _Optional[str] = ..., return_token_offsets: _Optional[bool] = ..., form: _Optional[_Union[ConversationForm, str]] = ..., image_embeds: _Optional[_Iterable[_Union[ImageEmbeds, _Mapping]]] = ...) -> None: ...
+
+class ImageEmbeds(_message.Message):
+    __slots__ = ("index", "tensors")
+    class TensorsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    tensors: _containers.ScalarMap[str, bytes]
+    def __init__(self, index: _Optional[int] = ..., tensors: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class Video(_message.Message):
     __slots__ = ("files",)

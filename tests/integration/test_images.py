@@ -18,6 +18,7 @@ from PIL import Image
 
 from tests.support.stack import Stack, start_stack, stop_stack
 from tests.support.vision_models import make_vision_model, png_bytes, random_image, reference_generate
+from tests.support.vision_models.embeddings import embeddings_of, saved
 
 pytestmark = pytest.mark.slow
 
@@ -118,7 +119,7 @@ def served(files: Path, site: str, tmp_path_factory: pytest.TempPathFactory) -> 
         model, tmp_path_factory.mktemp("stack") / "log", "--dtype", "float32", "--served-model-name", "seer",
         "--max-model-len", "1024", "--kv-cache-memory-bytes", "64M", "--enable-prompt-tokens-details",
         "--allowed-media-domains", "127.0.0.1", "--allowed-local-media-path", str(files),
-        "--limit-mm-per-prompt", "image=3",
+        "--limit-mm-per-prompt", "image=3", "--enable-mm-embeds",
     )  # fmt: skip
     try:
         running.wait_healthy()
@@ -180,6 +181,28 @@ def test_what_is_refused_does_no_harm(served: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 1024 tokens"):
         served.ask([("user", (FIRST, "word " * 1000))])
     assert served.ask(CONVERSATION[:1]).choices[0].model_extra["token_ids"] == served.expected(CONVERSATION[:1])[1]
+
+
+def test_images_may_come_as_embeddings(served: Served) -> None:
+    assert served.stack.model
+    embeds = embeddings_of(served.stack.model, IMAGES[FIRST])["image_embeds"]
+
+    def ask(tensor: torch.Tensor) -> Any:
+        brought = {"type": "image_embeds", "image_embeds": base64.b64encode(saved(tensor)).decode(), "uuid": FIRST}
+        texts = [{"type": "text", "text": QUESTION[0]}, {"type": "text", "text": QUESTION[2]}]
+        messages: Any = [{"role": "user", "content": [texts[0], brought, texts[1]]}]
+        return served.client.chat.completions.create(
+            model="seer", messages=messages, temperature=0, max_tokens=ANSWER, extra_body={"return_token_ids": True}
+        )
+
+    prompt, expected = served.expected(CONVERSATION[:1])
+    answer = ask(embeds)
+    assert answer.choices[0].model_extra["token_ids"] == expected
+    assert answer.usage.prompt_tokens == len(prompt)
+    with pytest.raises(openai.BadRequestError, match="the model takes float32"):
+        ask(embeds[:, 1:].contiguous())
+    with pytest.raises(openai.BadRequestError, match="do not follow each other row by row"):
+        ask(embeds[:, 1:])
 
 
 def test_large_photos_are_made_small(served: Served) -> None:

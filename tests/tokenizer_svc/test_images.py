@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+import torch
 from PIL import Image
 
 from quire.block_hash import block_keys
@@ -33,6 +34,7 @@ from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tests.support.gateway_stack import RunningTokenizer, running_tokenizer, save_tokenizer
 from tests.support.media_preparers import in_this_process
 from tests.support.vision_models import make_vision_model, png_bytes, random_image, reference_processor
+from tests.support.vision_models.embeddings import saved
 from tests.support.waiting import WAIT_SECONDS, eventually
 from tokenizer_svc.child import Message
 from tokenizer_svc.media import MediaPreparer, MediaSettings, Medium, PreparedMedium
@@ -469,3 +471,17 @@ async def test_settings_of_a_request(service: Service) -> None:
     (usual,) = (await service.render(MESSAGES[2:], [FILE])).images
     (smaller,) = (await service.render(MESSAGES[2:], [FILE], image_processor_kwargs_json=few)).images
     assert (usual.num_tokens, smaller.num_tokens) == (12, 2)
+
+
+async def test_embeddings_take_the_places_of_images(service: Service) -> None:
+    content = [{"role": "user", "content": [IMAGE, text("or"), IMAGE]}]
+    tensors = {"image_grid_thw": saved(torch.tensor([1, 2, 6])), "image_embeds": saved(torch.zeros(3, 8))}
+    brought = tokenizer_pb2.ImageEmbeds(index=1, tensors=tensors)
+    answer = await service.render(content, [SMALL, b""], image_embeds=[brought])
+    first, second = to_images(answer.images)
+    assert (first.num_tokens, second.num_tokens) == (4, 3)
+    assert [(each.name, each.shape) for each in second.inputs] == [("image_embeds", (3, 8)), ("image_grid_thw", (1, 3))]
+    for index, names in ((2, ["image_embeds"]), (1, ["image_grid_thw"]), (1, ["image_embeds", "image_sizes"])):
+        wrong = tokenizer_pb2.ImageEmbeds(index=index, tensors=dict.fromkeys(names, b"x"))
+        told = await service.refusal(content, [SMALL, b""], image_embeds=[wrong])
+        assert f"image_embeds: image {index} of 2 has the tensors" in told.message

@@ -241,10 +241,6 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
 }  # fmt: skip
 
 _MULTIMODAL: Mapping[str, Answer] = {
-    "enable-mm-embeds": refused(
-        "Requests bring images, videos and audio, not their embeddings; --enable-prompt-embeds is for embeddings of "
-        "whole prompts."
-    ),
     "mm-encoder-attn-backend": no_effect(_ENCODER_KERNELS),
     "mm-encoder-attn-dtype": no_effect(_ENCODER_KERNELS),
     "mm-encoder-fp8-scale-path": refused(_ENCODER_SCALES),

@@ -14,7 +14,7 @@ from gateway.media.conversations import ConversationMedia, MediaFiles
 from gateway.media.source import MediaSource
 from gateway.requests.messages import MediaUrl
 from quire.errors import InvalidRequest
-from quire.media import MediaKind
+from quire.media import MAX_EMBEDS_BYTES, MediaKind
 from quire.options.media import MediaOptions
 
 FILES = (b"first", b"second", b"third")
@@ -54,6 +54,32 @@ async def test_kinds_are_told_apart() -> None:
     images, videos, audios = named(*FILES), named(b"one", b"two", kind=VIDEO), named(b"a", b"o", kind=AUDIO)
     found = await media.read([videos[0], audios[0], images[0], frames, *images[1:], videos[1], audios[1]], EVERY)
     assert found == MediaFiles(list(FILES), [(b"one",), (bytes(3), bytes(1)), (b"two",)], [b"a", b"o"])
+
+
+def embedded(**tensors: str) -> MediaUrl:
+    return MediaUrl("", "messages[0].content[9]", IMAGE, tensors)
+
+
+async def test_embeddings_of_images_come_beside_the_files() -> None:
+    media = ConversationMedia(MediaOptions(enable_mm_embeds=True, limit_mm_per_prompt="image=3"))
+    one, two = embedded(image_embeds="AAAA"), embedded(image_embeds="AAAA", image_grid_thw="AA==")
+    found = await media.read([one, *named(FILES[0]), two], EVERY)
+    assert found.images == [b"", FILES[0], b""]
+    assert found.image_embeds == {0: {"image_embeds": bytes(3)}, 2: {"image_embeds": bytes(3), "image_grid_thw": b"\0"}}
+    assert "has 4 images; at most 3" in await refusal(media, [one, one, two, *named(FILES[0])])
+    assert "is an image, but this model reads text only" in await refusal(media, [one], [])
+    wrong = embedded(image_embeds="AAAA", image_grid_thw="!")
+    assert "messages[0].content[9] is not valid base64" in (told := await refusal(media, [wrong]))
+    assert ", in tensor 1" in told
+    assert "is empty" in await refusal(media, [embedded(image_embeds="")])
+    large = embedded(image_embeds="AAAA" * (MAX_EMBEDS_BYTES // 3 + 1))
+    assert f"more than the {MAX_EMBEDS_BYTES} bytes allowed for the embeddings" in await refusal(media, [large])
+
+
+async def test_embeddings_are_refused_by_default() -> None:
+    told = await refusal(ConversationMedia(MediaOptions()), [embedded(image_embeds="AAAA")])
+    assert told.startswith("messages[0].content[9] brings the embeddings of an image")
+    assert "--enable-mm-embeds. Send the image." in told
 
 
 async def test_files_that_came_with_the_request_are_not_fetched() -> None:

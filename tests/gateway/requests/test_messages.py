@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.requests.messages import MediaUrl, template_messages, texts_of
+from gateway.requests.messages import MediaUrl, media_kinds, template_messages, texts_of
 from quire.errors import InvalidRequest
 from quire.media import MediaKind
 
@@ -81,6 +81,21 @@ def test_images_videos_and_audio_are_told_apart_from_texts_and_listed_in_their_o
     )
 
 
+def test_images_may_come_as_embeddings() -> None:
+    tensors = {"image_embeds": "AAAA", "image_grid_thw": "BBBB"}
+    content = [{"type": "image_embeds", "image_embeds": "AAAA", "uuid": "x"}, "Look",
+               {"type": "image_embeds", "image_embeds": tensors}]  # fmt: skip
+    messages = [{"role": "user", "content": content}]
+    found = template_messages(messages)
+    (message,) = msgspec.json.decode(found.json)
+    assert message["content"] == [{"type": "image"}, {"type": "text", "text": "Look"}, {"type": "image"}]
+    assert found.media == (
+        MediaUrl("", "messages[0].content[0]", MediaKind.IMAGE, {"image_embeds": "AAAA"}),
+        MediaUrl("", "messages[0].content[2]", MediaKind.IMAGE, tensors),
+    )
+    assert media_kinds(messages) == {MediaKind.IMAGE}
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [
@@ -103,7 +118,16 @@ def test_images_videos_and_audio_are_told_apart_from_texts_and_listed_in_their_o
                 {"data": "AAAA", "format": "wav;base64,"},
             )
         ),
-        ({"type": "image"}, "is of type 'image'; supported are text, image_url, video_url, audio_url and input_audio."),
+        ({"type": "image"}, "is of type 'image'; supported are text, image_url, video_url, audio_url, input_audio "),
+        ({"type": "audio_embeds", "audio_embeds": "AAAA"}, "is of type 'audio_embeds'; supported are text, "),
+        *(
+            ({"type": "image_embeds", "image_embeds": given}, "needs tensors that torch.save wrote, in base64, as in ")
+            for given in (None, {}, ["AAAA"], {"image_grid_thw": "AAAA"}, {"image_embeds": "AAAA", "image_grid_thw": 1})
+        ),
+        (
+            {"type": "image_embeds", "image_embeds": {"image_embeds": "AAAA", "image_sizes": "AAAA"}},
+            "has the tensor 'image_sizes'; supported are image_embeds and image_grid_thw.",
+        ),
         ({"type": ["image_url"]}, "is of type"),
         ({"image_url": {"url": "a:1"}}, "is of type 'None'"),
     ],
