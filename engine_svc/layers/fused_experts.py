@@ -22,8 +22,8 @@ class FusedForm:
 
     def whole(self, source: TensorSlice, count: int) -> TensorSlice:
         """The tensor with a dimension of its own for experts, its first one; unchanged if it does not have `count`."""
-        rows, *others = source.get_shape()
-        return _Unstacked(source, count) if self.stacked and len(others) == 1 and rows % count == 0 else source
+        shape = source.get_shape()
+        return _Unstacked(source, count) if self.stacked and len(shape) == 2 and shape[0] % count == 0 else source
 
     def expert(
         self, source: TensorSlice, index: int, *, is_gate_up: bool, is_down: bool, is_plain: bool

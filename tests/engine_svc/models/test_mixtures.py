@@ -245,7 +245,7 @@ def test_the_text_model_of_one_that_sees_images(
 def test_the_text_model_of_another_kind_is_not_taken_for_it() -> None:
     config = {
         "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
-        "text_config": {"model_type": "ministral"},
+        "text_config": {"model_type": "persimmon"},
     }  # fmt: skip
     assert not is_ours(config)
 
