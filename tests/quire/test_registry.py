@@ -18,7 +18,7 @@ from quire.registry import load_entry, load_plugin, registry
 @pytest.mark.parametrize(
     ("option", "place"),
     [
-        ("dtype", "engine_svc.loader.model:_DTYPES"),
+        ("dtype", "engine_svc.loader.own_dtype:TORCH_DTYPES"),
         ("kv_cache_dtype", "engine_svc.loader.attention_shape:_CACHE_DTYPES"),
         ("attention_backend", "engine_svc.attention.registry:BACKENDS"),
         ("scheduling_policy", "engine_svc.scheduler.policies:POLICIES"),

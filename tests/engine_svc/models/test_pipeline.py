@@ -43,6 +43,9 @@ from tests.support.tiny_models import HYBRIDS, check_greedy, make_model
 
 PROMPTS = random_prompts(1, 16, 17, 40, 90)
 SHORT = replace(GREEDY, max_tokens=24)
+# On some processors, Transformers' log-probabilities of the longest prompt differ by 1.2e-2 between its delta rule for
+# chunks, which the reference runs, and its rule for single tokens. From the latter, Quire's differ by 6e-4.
+WITHIN = {"qwen3-next": 1e-2}
 
 
 def staged(stages: int, **options: Any) -> dict[str, Any]:
@@ -63,14 +66,14 @@ def staged(stages: int, **options: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_families(model_folder: ModelFolder, family: str, stages: int, options: dict[str, Any]) -> None:
     """Families that differ in what comes before and after their layers, in what these hand on, and in their caches."""
-    folder = model_folder(family)
+    folder, within = model_folder(family), WITHIN.get(family, 2e-3)
     with running_engine(folder, mamba_block_size=16, **staged(stages, **options)) as engine:
         found = run(engine, PROMPTS, replace(SHORT, logprobs=4))
         if family in HYBRIDS:  # some of whose stages have no states
             again = run(engine, PROMPTS, replace(SHORT, logprobs=4))
             assert engine.load().counters.prefix_cache_hits > 0
-            check_answers(folder, PROMPTS, again, SHORT.max_tokens or 0)
-    check_answers(folder, PROMPTS, found, SHORT.max_tokens or 0)
+            check_answers(folder, PROMPTS, again, SHORT.max_tokens or 0, within)
+    check_answers(folder, PROMPTS, found, SHORT.max_tokens or 0, within)
 
 
 def test_steps_are_recorded_on_every_stage(model_folder: ModelFolder) -> None:
