@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from gateway.protocol.common import WeightSpan
 
 
@@ -18,9 +20,5 @@ class WeightVersions:
 
     def spans(self, num_tokens: int) -> tuple[WeightSpan, ...]:
         """The spans of the first tokens, which are all that count: a stop string may have ended the choice earlier."""
-        ends = [start for _, start in self._begins[1:]] + [num_tokens]
-        return tuple(
-            WeightSpan(version, start, min(end, num_tokens))
-            for (version, start), end in zip(self._begins, ends, strict=True)
-            if start < num_tokens
-        )
+        begins = [*((version, start) for version, start in self._begins if start < num_tokens), ("", num_tokens)]
+        return tuple(WeightSpan(version, start, end) for (version, start), (_, end) in pairwise(begins))
