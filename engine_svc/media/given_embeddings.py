@@ -14,7 +14,7 @@ from quire.images import EMBEDS, Image
 class GivenEmbeddings:
     """What embeddings of a model's images are like.
 
-    Those of Qwen3-VL, of which some are added between layers, have these behind the others in each row, as in vLLM.
+    Those of Qwen3-VL, of which some are added between layers, have these behind the others in each row.
     """
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:

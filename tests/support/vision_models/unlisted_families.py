@@ -7,7 +7,6 @@ from typing import Any
 from tests.support.vision_models import templates
 from tests.support.vision_models.family import SIDE, SQUARE, TEXT, VISION, Family
 
-_ANYRES = [[28, 56], [56, 28], [56, 56]]
 _CLIP: dict[str, Any] = VISION | {"model_type": "clip_vision_model"}
 _JANUS: dict[str, Any] = {
     "processor": "JanusProcessor",
@@ -31,21 +30,6 @@ FAMILIES: dict[str, Family] = {
     "janus": Family("Janus", text=TEXT | {"model_type": "llama"}, **_JANUS),
     # Its text model is not one of Quire's, either.
     "janus_persimmon": Family("Janus", text=TEXT | {"model_type": "persimmon"}, **_JANUS),
-    "llava_next_video": Family(
-        "LlavaNextVideo", "LlavaNextVideoProcessor", "LlavaNextImageProcessor", templates.LLAVA_NEXT,
-        text=TEXT | {"model_type": "llama"},
-        vision=_CLIP | {"patch_size": 14},
-        config={"vision_feature_layer": -2, "image_grid_pinpoints": _ANYRES},
-        token_ids={"image_token_index": "<image>", "video_token_index": "<video>"},
-        tokens=("<image>", "<video>"),
-        image_fields={
-            "size": {"shortest_edge": SIDE}, "crop_size": SQUARE, "image_grid_pinpoints": _ANYRES,
-        },
-        processor_fields={
-            "patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default",
-            "image_token": "<image>", "video_token": "<video>",
-        },
-    ),
     "video_llava": Family(
         "VideoLlava", "VideoLlavaProcessor", "VideoLlavaImageProcessor", templates.LLAVA,
         text=TEXT | {"model_type": "llama"},
