@@ -72,7 +72,8 @@ constexpr bool IS_COMPRESSED = false;
 template <class Wide>
 constexpr bool IS_COMPRESSED<Compressed<Wide>> = true;
 
-// The most rows of a task: as many as keep their sums in a cache; more for coded weights and tiles.
+// The most rows of a task: as many as keep their sums in a cache; more for coded weights and tiles, and most for
+// compressed weights that tiles multiply, as each task decompresses them.
 template <class Type>
 constexpr int64_t ROWS = IS_COMPRESSED<Type> && Type::TILES ? 512 : IS_CODED<Type> || Type::TILES ? 256 : 192;
 
