@@ -38,10 +38,12 @@ _THETAS = {
 
 NormPlacement = Literal[
     "before", "after", "around", "around, scaled", "parallel", "parallel norms", "alone", "sums", "residual", "cross",
-    "streams", "around, streams", "pairs", "before, gated",
+    "streams", "around, streams", "pairs", "before, gated", "around, growing",
 ]  # fmt: skip
 # See ModelConfig.attention_gates.
-GateKind = Literal["none", "queries", "values", "heads", "values, softplus", "heads, softplus"]
+GateKind = Literal[
+    "none", "queries", "values", "values, head biases", "heads", "values, softplus", "heads, softplus"
+]  # fmt: skip
 
 
 class Blending(NamedTuple):
@@ -100,6 +102,7 @@ class Temperature:
     floor: float
     growth: float
     rotating: bool = False  # of layers that rotate; else of those that do not, which count positions from one
+    is_power: bool = False  # the factor is (1 + position / floor) ** growth instead (Beam)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,8 +245,8 @@ class ModelConfig(ModelFacts):
     attention_slopes: tuple[float, ...] = ()  # of all heads, see AttentionOptions; empty means none
     bidirectional: bool = False  # see AttentionOptions
     # Gates on the attention's output. Queries: one for each value, from the projection of queries; values: one for each
-    # value, from a projection of their own; heads: one for each head, from a projection of their own. The output is
-    # multiplied by their sigmoid, or by their softplus.
+    # value, from a projection of their own, with a bias for each head or none; heads: one for each head, from a
+    # projection of their own. The output is multiplied by their sigmoid, or by their softplus.
     attention_gates: GateKind = "none"
     windows_are_chunks: bool = False
     temperature: Temperature | None = None
@@ -256,7 +259,7 @@ class ModelConfig(ModelFacts):
     # of the sum of input and output. Residual: before, and the norm's output is the residual that is added to. Cross:
     # before, and also before the attention to an encoder's output. Around, scaled: see models/gemma4_layer.py. Streams:
     # before; see models/streams.py. Around, streams: see models/altup.py. Pairs: before; see models/paired_layer.py.
-    # Before, gated: see models/gated_norm.py.
+    # Before, gated: see models/gated_norm.py. Around, growing: see models/growing_sums.py.
     norm_placement: NormPlacement = "before"
     recurrent_norm_placement: NormPlacement | None = None  # of recurrent layers, if it differs
     recurrent_name: str = "mixer"  # name of recurrent layers in checkpoints, after `module_names` and `renames`

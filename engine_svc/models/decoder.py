@@ -21,6 +21,7 @@ from engine_svc.models.altup import AltUpInputs, AltUpNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import Blending, ModelConfig, Temperature, windowed_rotation
 from engine_svc.models.decoder_layer import DecoderLayer, hidden_norm
+from engine_svc.models.growing_sums import growth, norm_of_sums
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.layer_kinds import create_layer
 from engine_svc.models.positions import position_table
@@ -57,6 +58,7 @@ class Decoder(torch.nn.Module):
         self.host_weights: HostWeights | None = None  # weights that are copied to the device in each pass
         self._attention = attention
         self._ops = context.ops
+        self._grows = config.norm_placement == "around, growing"
         hidden_size, embedding_size = config.hidden_size, config.embedding_size or config.hidden_size
         size, tied = (config.vocab_size, embedding_size), config.tie_word_embeddings and config.has_head
         scale = float(torch.tensor(config.embedding_scale, dtype=context.dtype)) * config.embedding_multiplier
@@ -187,14 +189,14 @@ class Decoder(torch.nn.Module):
             if self.config.blending is not None:
                 hidden, residual = self._blended(hidden, residual, index, self.config.blending, kept)
             if index in self._taps:
-                tapped.append(self._sum(hidden, residual))
+                tapped.append(self._tapped(hidden, residual, index))
             if index == self._first_borrowing and output_rows is not None:
                 hidden, residual, step = self._outputs_of(hidden, residual, step, output_rows)
             elif index == self.config.num_layers - 1 and self._first_borrowing is None:
                 step = replace(step, output_rows=output_rows)
             hidden, residual = layer(hidden, residual, cache, step)
         if self.stage.is_last and self.config.num_layers in self._taps:
-            tapped.append(self._sum(hidden, residual))
+            tapped.append(self._tapped(hidden, residual, self.config.num_layers))
         hidden = self.norm(hidden, residual) if self.stage.is_last else self._ops.add(residual, hidden)
         if text is not None:
             hidden = hidden.new_zeros(len(token_ids), hidden.shape[1]).index_copy_(0, text, hidden)
@@ -204,6 +206,11 @@ class Decoder(torch.nn.Module):
 
     def _sum(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return self._ops.add(self._ops.add(self._ops.zeros_like(hidden), residual), hidden)
+
+    def _tapped(self, hidden: torch.Tensor, residual: torch.Tensor, layers: int) -> torch.Tensor:
+        """The residual sums after this many layers."""
+        found = self._sum(hidden, residual)
+        return self._ops.scale(found, growth(layers) ** -0.5) if self._grows else found
 
     def _blended(
         self, hidden: torch.Tensor, residual: torch.Tensor, index: int, blending: Blending,
@@ -275,6 +282,8 @@ class Decoder(torch.nn.Module):
             return AltUpNorm(config, config.altup, context.at("norm"))
         if config.streams is not None:
             return CollapsedNorm(config.hidden_size, config.streams, config.norm_eps, context=context)
+        if self._grows:
+            return norm_of_sums(config, context, growth(config.num_layers))
         return hidden_norm(config, context) if config.has_norm else NoNorm(context.ops)
 
     def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:
@@ -330,5 +339,8 @@ def _projection(inputs: int, outputs: int, context: LayerContext) -> ColumnParal
 def _query_scales(temperature: Temperature, count: int) -> torch.Tensor:
     """The factors of the first positions: float32 [count, 1]."""
     positions = torch.arange(count, dtype=torch.float32)[:, None]
-    steps = torch.floor((positions + (not temperature.rotating)) / temperature.floor)
+    counts = (positions + (not temperature.rotating)) / temperature.floor
+    if temperature.is_power:
+        return (1 + counts) ** temperature.growth
+    steps = torch.floor(counts)
     return torch.log1p(steps) * temperature.growth + 1

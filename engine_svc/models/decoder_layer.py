@@ -261,7 +261,8 @@ def _times(ops: Ops, hidden: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 _ATTENTION: dict[str, type[Attention]] = {
-    "none": Attention, "queries": GatedAttention, "values": ValueGatedAttention, "heads": HeadGatedAttention,
+    "none": Attention, "queries": GatedAttention, "values": ValueGatedAttention,
+    "values, head biases": ValueGatedAttention, "heads": HeadGatedAttention,
     "values, softplus": SoftplusGatedAttention, "heads, softplus": SoftplusGatedAttention,
 }  # fmt: skip
 

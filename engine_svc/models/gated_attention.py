@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, even_parts, qkv_parts
+from engine_svc.layers.parameter import TensorSlice
 from engine_svc.layers.split import Part
 from engine_svc.models.attention import Attention, LayerCache, StepInputs
 from engine_svc.models.attention_heads import layer_heads
@@ -58,12 +59,22 @@ class ValueGatedAttention(Attention):
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__(config, context, index)
         gates = even_parts(context.groups.tensor, {"": config.num_heads * config.head_dim})
-        self.g_proj = ColumnParallelLinear(config.hidden_size, gates, bias=False, context=context.at("g_proj"))
+        has_biases = config.attention_gates == "values, head biases"
+        self.g_proj = ColumnParallelLinear(config.hidden_size, gates, bias=has_biases, context=context.at("g_proj"))
+        if self.g_proj.bias is not None:
+            self.g_proj.bias.loader = self._load_biases
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """See Attention.forward."""
         gates = self.g_proj(step.outputs(self._ops, hidden))
         return self.o_proj(self._ops.gate(self._attended(hidden, cache, step), gates))
+
+    def _load_biases(self, source: TensorSlice, part: str) -> None:
+        """Loads the biases of the rank's heads, each of which is that of all its values."""
+        bias, own = self.g_proj.bias, slice(self._first_head, self._first_head + self._heads)
+        assert bias is not None
+        for values in bias.view(self._heads, self._head_dim).unbind(1):
+            bias.write(part, values, source, (own,))
 
 
 class SoftplusGatedAttention(Attention):

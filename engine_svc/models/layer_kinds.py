@@ -18,6 +18,7 @@ from engine_svc.models.decoder_layer import (
 )
 from engine_svc.models.gated_norm import GatedNormLayer
 from engine_svc.models.gemma4_layer import Gemma4Layer
+from engine_svc.models.growing_sums import GrowingSumsLayer
 from engine_svc.models.paired_layer import PairedLayer
 from engine_svc.models.pruned_layer import PrunedLayer
 from engine_svc.models.streams import StreamLayer
@@ -26,7 +27,7 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "around, scaled": Gemma4Layer,
     "parallel": ParallelLayer, "parallel norms": ParallelNormsLayer, "alone": MixerLayer, "sums": SumNormLayer,
     "residual": ResidualNormLayer, "cross": CrossLayer, "streams": StreamLayer, "around, streams": AltUpLayer,
-    "pairs": PairedLayer, "before, gated": GatedNormLayer,
+    "pairs": PairedLayer, "before, gated": GatedNormLayer, "around, growing": GrowingSumsLayer,
 }  # fmt: skip
 
 

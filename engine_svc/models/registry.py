@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "BailingMoeV2ForCausalLM": "engine_svc.models.bailing_moe",
     "BailingMoeV3ForCausalLM": "engine_svc.models.ling3",
     "BambaForCausalLM": "engine_svc.models.bamba",
+    "BeamForCausalLM": "engine_svc.models.beam",
     "BloomForCausalLM": "engine_svc.models.bloom",
     "ChatGLMForConditionalGeneration": "engine_svc.models.chatglm",
     "ChatGLMModel": "engine_svc.models.chatglm",

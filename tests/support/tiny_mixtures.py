@@ -80,6 +80,13 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
         },
     ),
+    "beam": (
+        "Beam", _SMALL | {
+            "num_experts": 8, "n_group": 4, "topk_group": 2, "head_dim": 32, "num_key_value_heads": 2,
+            "num_hidden_layers": 5, "sliding_window": 16, "rms_norm_eps": 1e-2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+        },
+    ),
     "deepseek-v3.2": ("DeepseekV32", _SPARSE),
     "gemma4-moe": (
         "Gemma4Text", GEMMA4 | {

@@ -68,9 +68,9 @@ SIZES = (
     "num_experts_per_tok",
 )  # fmt: skip
 WITH_DEFAULTS = (
-    "AXK1", "AXK2", "Afmoe", "Apertus", "Arcee", "AriaText", "Cohere2Moe", "Cwm", "ExaoneMoe", "Flint", "Gemma3n",
-    "Gemma4", "Gemma4Unified", "GraniteMoeSWA", "GraniteSWA", "HYV3", "HyperCLOVAX", "Jais2", "Kolibri1", "Laguna",
-    "Mellum", "MiniCPM3", "Ministral", "NanoChat", "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
+    "AXK1", "AXK2", "Afmoe", "Apertus", "Arcee", "AriaText", "Beam", "Cohere2Moe", "Cwm", "ExaoneMoe", "Flint",
+    "Gemma3n", "Gemma4", "Gemma4Unified", "GraniteMoeSWA", "GraniteSWA", "HYV3", "HyperCLOVAX", "Jais2", "Kolibri1",
+    "Laguna", "Mellum", "MiniCPM3", "Ministral", "NanoChat", "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
 )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_families_on_each_level(model_folder: ModelFolder, level: str) -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        *OWN_WAYS, "afmoe", "axk2", "cohere-moe", "dbrx", "flint", "glm-moe", "kolibri", "laguna", "longcat",
+        *OWN_WAYS, "afmoe", "axk2", "beam", "cohere-moe", "dbrx", "flint", "glm-moe", "kolibri", "laguna", "longcat",
         "granite-moe-shared", "minimax-m2",
     ],
 )  # fmt: skip

@@ -18,6 +18,7 @@ NAMES: dict[str, str] = {
     "BailingMoeV2ForCausalLM": "Ling and Ring 2.0",
     "BailingMoeV3ForCausalLM": "Ling 3.0 as published",
     "BambaForCausalLM": "Bamba",
+    "BeamForCausalLM": "Beam 1.0",
     "BertLMHeadModel": "BERT as a decoder",
     "BioGptForCausalLM": "BioGPT",
     "BitNetForCausalLM": "BitNet b1.58",
