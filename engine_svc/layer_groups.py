@@ -3,8 +3,8 @@
 A model whose layers all have the same attention window has one group. Where some layers have a sliding window and
 others full attention (Gemma, gpt-oss), each kind has its own groups, all with about the same number of layers: a block
 holds tokens for the layers of one group, so blocks of all groups come from one pool, and blocks that a window has
-passed can be reused by any group (as in vLLM's hybrid KV cache manager). Where the kinds also differ in their heads,
-groups of the same size may have different numbers of layers: see attention/mixed.py.
+passed can be reused by any group (as in vLLM's hybrid KV cache manager). Where layers also differ in their heads, or in
+the dtype of their cache, groups of the same size may have different numbers of layers: see attention/mixed.py.
 
 The stages of a pipeline have the same groups and block tables; each stage has its own layers of every group.
 """
@@ -26,6 +26,7 @@ class LayerGroup:
 
 
 LayersPerCache = Callable[[int], int]  # see AttentionBackend.layers_per_cache
+Itemsize = Callable[[int], int]  # see AttentionBackend.itemsize
 
 
 def _one(layer: int) -> int:
@@ -33,20 +34,23 @@ def _one(layer: int) -> int:
 
 
 def group_layers(
-    windows: Mapping[int, int | None], own: Container[int] | None = None, per_cache: LayersPerCache = _one
-) -> list[LayerGroup]:
-    """Groups the layers of a model by window and size; groups with full attention come first.
+    windows: Mapping[int, int | None], own: Container[int] | None = None, per_cache: LayersPerCache = _one,
+    itemsize: Itemsize = _one,
+) -> list[LayerGroup]:  # fmt: skip
+    """Groups the layers of a model by window and by how they are cached; groups with full attention come first.
 
     Args:
         windows: window of each attention layer. If there are none, the result is one group without layers.
         own: layers of this pipeline stage; groups then contain only these, and may be empty. None means all layers.
         per_cache: how many layers like this one share a cache; the same for all layers of a group.
+        itemsize: bytes of the numbers that a layer caches; the same.
     """
     if not windows:
         return [LayerGroup(None, ())]
-    kinds: dict[tuple[bool, int, int], list[int]] = {}  # full attention first, then by window
+    kinds: dict[tuple[bool, int, int, int], list[int]] = {}  # full attention first, then by window
     for layer, window in windows.items():
-        kinds.setdefault((window is not None, window or 0, per_cache(layer)), []).append(layer)
+        kind = window is not None, window or 0, per_cache(layer), itemsize(layer)
+        kinds.setdefault(kind, []).append(layer)
     caches = {kind: -(-len(layers) // kind[2]) for kind, layers in kinds.items()}
     size = min(caches.values())  # caches of a group
     while sum(-(-count // size) for count in caches.values()) > max(MAX_GROUPS, len(kinds)):

@@ -31,6 +31,7 @@ def check_one_shot(options: EngineOptions, kind: str, others: Mapping[str, bool]
         "--weight-transfer-config": options.upkeep.weight_transfer() is not None,
         "--logits-processors": bool(options.generation.logits_processors),
         "--kv-cache-dtype": options.cache.kv_cache_dtype not in ("auto", "bfloat16"),
+        "--kv-cache-dtype-skip-layers": bool(options.cache.kv_cache_dtype_skip_layers),
         "--kv-transfer-config": options.cache.transfer().is_on,
         **dict.fromkeys(options.cache.host_memory_options, True),
         **others,

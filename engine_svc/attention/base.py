@@ -97,6 +97,11 @@ class AttentionShape:
         """The dtype of cached keys and values."""
         return self.cache_dtype or self.dtype
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of `row`."""
+        return self.row * self.stored.itemsize
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionOptions:
@@ -113,7 +118,7 @@ class AttentionOptions:
     # float32 [heads that the backend attends with, including those of other ranks]: how much a score, after scaling and
     # capping, is lowered for each position between its query and its key (ALiBi, Press et al. 2021).
     slopes: torch.Tensor | None = None
-    kind: int = 0  # of the layer's heads, where layers differ in them: see MixedBackend
+    kind: int = 0  # of the layer, where layers differ in their heads or caches: see MixedBackend
 
     def first_seen(self, position: _Position) -> _Position:
         """The first position that a query at `position` sees; may be negative."""
@@ -245,10 +250,10 @@ class AttentionBackend(ABC):
         return [self.carve(memory, 0) for memory in self.allocate_memory(num_blocks, num_layers, self.shape.row)]
 
     def allocate_memory(self, num_blocks: int, count: int, row: int) -> list[torch.Tensor]:
-        """Allocates memory from which caches of layers with other heads can be carved, too.
+        """Allocates memory from which caches of layers with other heads, or of another dtype, can be carved, too.
 
         Args:
-            row: numbers of each position and plane, a multiple of each layer's AttentionShape.row.
+            row: numbers of each position and plane, which take a multiple of each layer's AttentionShape.row_bytes.
 
         Returns:
             Here [planes, num_blocks, block_size * row] each.
@@ -261,17 +266,21 @@ class AttentionBackend(ABC):
         """The cache of one of the layers that share this memory, as `allocate` describes it, with gaps between blocks.
 
         Args:
-            memory: from `allocate_memory` of a backend of the same class.
+            memory: from `allocate_memory` of a backend of the same class, which may have another dtype.
             index: counts the layers with this backend's heads in the memory.
         """
         shape = self.shape
         size = shape.block_size * shape.row
-        own = memory[..., index * size : (index + 1) * size]
+        own = memory.view(shape.stored)[..., index * size : (index + 1) * size]
         return own.unflatten(-1, (shape.block_size, shape.num_kv_heads, shape.head_dim))
 
     def layers_per_cache(self, layer: int) -> int:
         """How many layers like this one share one of the caches that `allocate` returns."""
         return 1
+
+    def itemsize(self, layer: int) -> int:
+        """Bytes of each number that a layer caches."""
+        return self.shape.stored.itemsize
 
     def caches_of(self, caches: Sequence[torch.Tensor], layers: Sequence[int]) -> list[torch.Tensor]:
         """The caches of the layers of a group, out of those that `allocate` returned."""
@@ -318,7 +327,7 @@ class AttentionBackend(ABC):
         """Called once per step to prepare what its layers share; once per recording if the metadata has a plan."""
 
     def prepare_for(self, layers: Sequence[int], metadata: AttentionMetadata) -> Prepared:
-        """Like `prepare`, for these layers alone, which have the same heads."""
+        """Like `prepare`, for these layers alone, which are of the same kind."""
         return self.prepare(metadata)
 
     def forward(
@@ -462,7 +471,7 @@ class AttentionBackend(ABC):
     def bytes_per_block(self, num_layers: int) -> int:
         """Bytes of one block's keys and values over all caches that `allocate` returns for so many layers."""
         shape = self.shape
-        return shape.planes * num_layers * shape.block_size * shape.row * shape.stored.itemsize
+        return shape.planes * num_layers * shape.block_size * shape.row_bytes
 
 
 def first_key(query_len: int, seq_len: int, options: AttentionOptions) -> int:

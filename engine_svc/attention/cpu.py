@@ -74,7 +74,7 @@ class CpuBackend(AttentionBackend):
     def carve(self, memory: torch.Tensor, index: int) -> torch.Tensor:
         """See AttentionBackend.carve; [planes, num_kv_heads, num_blocks + 1, block_size * head_dim]."""
         size = self.shape.block_size * self.shape.row
-        own = memory[:, 0, :, index * size : (index + 1) * size]
+        own = memory.view(self.shape.stored)[:, 0, :, index * size : (index + 1) * size]
         return own.unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
 
     def prepare(self, metadata: AttentionMetadata) -> CpuPrepared:

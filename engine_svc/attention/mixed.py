@@ -1,5 +1,7 @@
-"""Attention of models whose layers differ in their heads: those with a sliding window have others than the rest
-(Gemma 4, MiMo V2, Step 3.5), or single ones have (Llama Nemotron).
+"""Attention of models whose layers differ in their heads or in how they cache keys and values.
+
+Those with a sliding window have other heads than the rest (Gemma 4, MiMo V2, Step 3.5), or single ones have (Llama
+Nemotron); or some keep the model's dtype while others cache 8 bits (--kv-cache-dtype-skip-layers).
 
 Each kind of layer has a backend of its own. All carve their layers' caches out of the same memory, whose rows are a
 common multiple of theirs: where one kind's heads take half the room, two of its layers share the memory of one of the
@@ -28,7 +30,7 @@ from engine_svc.attention.rotation import Rotation
 
 
 class MixedBackend(AttentionBackend):
-    """Leaves each layer's attention to the backend for its heads."""
+    """Leaves each layer's attention to the backend for its kind."""
 
     def __init__(self, kinds: Sequence[AttentionBackend], kind_of: Mapping[int, int]) -> None:
         """
@@ -39,7 +41,7 @@ class MixedBackend(AttentionBackend):
         self._first = first = kinds[0]
         super().__init__(first.shape, first.kernels)
         self._kinds, self._kind_of = kinds, kind_of
-        self._row = math.lcm(*(each.shape.row for each in kinds))
+        self._row_bytes = math.lcm(*(each.shape.row_bytes for each in kinds))
         self.name = first.name
         self.block_dimension = first.block_dimension
         self.query_lens, self.records_calls = first.query_lens, first.records_calls
@@ -56,11 +58,16 @@ class MixedBackend(AttentionBackend):
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
         """See AttentionBackend.allocate; this is the memory, see `caches_of`."""
-        return self._first.allocate_memory(num_blocks, num_layers, self._row)
+        row = self._row_bytes // self._first.shape.stored.itemsize
+        return self._first.allocate_memory(num_blocks, num_layers, row)
 
     def layers_per_cache(self, layer: int) -> int:
         """See AttentionBackend.layers_per_cache."""
-        return self._row // self._of_layer(layer).shape.row
+        return self._row_bytes // self._of_layer(layer).shape.row_bytes
+
+    def itemsize(self, layer: int) -> int:
+        """See AttentionBackend.itemsize."""
+        return self._of_layer(layer).itemsize(layer)
 
     def caches_of(self, caches: Sequence[torch.Tensor], layers: Sequence[int]) -> list[torch.Tensor]:
         """See AttentionBackend.caches_of; all layers of a group are of the same kind."""
@@ -75,7 +82,7 @@ class MixedBackend(AttentionBackend):
     def bytes_per_block(self, num_layers: int) -> int:
         """See AttentionBackend.bytes_per_block."""
         own = self._first
-        return own.bytes_per_block(num_layers) // own.shape.row * self._row
+        return own.bytes_per_block(num_layers) // own.shape.row_bytes * self._row_bytes
 
     def most_positions(self, sequences: int, query_len: int = 1) -> int:
         """See AttentionBackend.most_positions."""
@@ -111,7 +118,7 @@ class MixedBackend(AttentionBackend):
         Raises:
             TypeError: always, because it depends on the layers; see `prepare_for`.
         """
-        raise TypeError("layers with different heads are prepared separately")
+        raise TypeError("layers of different kinds are prepared separately")
 
     def _of(self, options: AttentionOptions) -> AttentionBackend:
         return self._kinds[options.kind]
@@ -140,16 +147,17 @@ class MixedBackend(AttentionBackend):
         return self._of(options).rotate_and_forward(heads, rotation, cache, prepared, options)
 
     def use_scales(self, options: AttentionOptions, scales: CacheScales) -> None:
-        """See AttentionBackend.use_scales."""
-        for each in self._kinds:
-            each.use_scales(options, scales)
+        """See AttentionBackend.use_scales; a layer that caches in the model's dtype has none."""
+        if self._of(options).shape.cache_dtype is not None:
+            self._of(options).use_scales(options, scales)
 
     @contextmanager
     def calculate_scales(self) -> Iterator[None]:
         """See AttentionBackend.calculate_scales."""
         with ExitStack() as stack:
             for each in self._kinds:
-                stack.enter_context(each.calculate_scales())
+                if each.shape.cache_dtype is not None:
+                    stack.enter_context(each.calculate_scales())
             yield
 
     def attend(

@@ -65,7 +65,8 @@ class NativeBackend(AttentionBackend):
         """See AttentionBackend.carve; [num_blocks, planes, num_kv_heads, block_size * head_dim]."""
         shape = self.shape
         size = shape.block_size * shape.row
-        return memory[..., index * size : (index + 1) * size].unflatten(-1, (shape.num_kv_heads, -1))
+        own = memory.view(shape.stored)[..., index * size : (index + 1) * size]
+        return own.unflatten(-1, (shape.num_kv_heads, -1))
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """See AttentionBackend.prepare; there is nothing to prepare."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,13 +12,15 @@ from engine_svc.attention.base import AttentionBackend, AttentionShape
 from engine_svc.attention.context import ContextPart
 from engine_svc.attention.mixed import MixedBackend
 from engine_svc.layers.linear import qkv_parts
-from engine_svc.models.attention_heads import kinds_of_heads, layer_heads
+from engine_svc.models.attention_heads import LayerKind, kinds_of_layers, layer_kind
 from engine_svc.models.config import LayerHeads, ModelConfig
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from quire.errors import StartupError
-from quire.options.cache import KV_CACHE_DTYPES
+from quire.options.cache import KV_CACHE_DTYPES, SLIDING_WINDOW, CacheOptions
 from quire.options.engine import EngineOptions
 from quire.registry import registry
+
+logger = logging.getLogger(__name__)
 
 _BLOCK_SIZE, _GPU_BLOCK_SIZE = 16, 64  # on a GPU, tiles of keys that it copies by itself must be in one block
 _CACHE_DTYPES = registry("--kv-cache-dtype", KV_CACHE_DTYPES, {
@@ -26,34 +29,36 @@ _CACHE_DTYPES = registry("--kv-cache-dtype", KV_CACHE_DTYPES, {
 })  # fmt: skip
 
 
-def backend_for_layers(config: ModelConfig, create: Callable[[LayerHeads], AttentionBackend]) -> AttentionBackend:
-    """The backend for all layers, which has parts of its own for each kind if these differ in their heads.
+def backend_for_layers(config: ModelConfig, create: Callable[[LayerKind], AttentionBackend]) -> AttentionBackend:
+    """The backend for all layers, which has parts of its own for each kind.
 
     Args:
-        create: makes a backend for layers with the same heads.
+        create: makes a backend for layers of a kind.
     """
-    kinds = kinds_of_heads(config)
+    kinds = kinds_of_layers(config)
     first, *others = map(create, kinds)
     if not others:
         return first
     attending = filter(config.attends, range(config.num_layers))
-    return MixedBackend([first, *others], {layer: kinds.index(layer_heads(config, layer)) for layer in attending})
+    return MixedBackend([first, *others], {layer: kinds.index(layer_kind(config, layer)) for layer in attending})
 
 
 def attention_shape(
     config: ModelConfig, options: EngineOptions, groups: ParallelGroups, dtype: torch.dtype, device: torch.device,
-    heads: LayerHeads,
+    kind: LayerKind,
 ) -> AttentionShape:  # fmt: skip
     """The shape for layers of one of Quire's own models.
 
     Args:
-        heads: of the layers.
+        kind: of the layers.
 
     Raises:
         StartupError: the ranks cannot share contexts as asked.
     """
-    shape = plain_shape(_heads(config, groups.tensor, heads), options, dtype, device)
+    shape = plain_shape(_heads(config, groups.tensor, kind.heads), options, dtype, device)
     shape = replace(shape, batch_invariant=options.kernels.batch_invariant is True)
+    if kind.keeps_dtype:
+        shape = replace(shape, cache_dtype=None)
     if latent := config.latent:
         # What adapters add to keys and values depends on the token.
         # And sinks are not among the plain keys.
@@ -61,7 +66,34 @@ def attention_shape(
         expanded_dim = latent.plain_dim + latent.value_dim if is_plain else 0
         most_chosen = config.indexer.most if config.indexer else 0
         shape = replace(shape, keys_are_values=True, expanded_dim=expanded_dim, most_chosen=most_chosen)
-    return _shared(shape, config, groups, heads)
+    return _shared(shape, config, groups, kind.heads)
+
+
+def with_skipped_layers(config: ModelConfig, cache: CacheOptions) -> ModelConfig:
+    """The configuration with the layers of --kv-cache-dtype-skip-layers.
+
+    Raises:
+        StartupError: they are not layers of the model, or it supports this option for none.
+    """
+    names = cache.kv_cache_dtype_skip_layers
+    if not names:
+        return config
+    if config.latent or config.indexer or config.compression or config.encoder_tokens:
+        raise StartupError(
+            f"{config.architecture} does not support --kv-cache-dtype-skip-layers: all of its layers have the same "
+            "--kv-cache-dtype. Leave it out."
+        )
+    layers = {str(layer): [layer] for layer in config.attention_windows}
+    windowed = {} if config.windows_are_chunks else config.attention_windows
+    layers[SLIDING_WINDOW] = [layer for layer, window in windowed.items() if window is not None]
+    if unknown := [name for name in names if name not in layers]:
+        raise StartupError(
+            f"--kv-cache-dtype-skip-layers {unknown[0]}: expected {SLIDING_WINDOW}, or a number below "
+            f"{config.num_layers}, of a layer that has keys and values of its own."
+        )
+    if SLIDING_WINDOW in names and not layers[SLIDING_WINDOW]:
+        logger.warning("--kv-cache-dtype-skip-layers %s: no layer of the model has one", SLIDING_WINDOW)
+    return replace(config, dtype_keeping_layers=frozenset(layer for name in names for layer in layers[name]))
 
 
 def plain_shape(

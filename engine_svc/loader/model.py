@@ -22,7 +22,7 @@ from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext, PresentRows
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.layers.module_names import names_in_checkpoints
-from engine_svc.loader.attention_shape import attention_shape, backend_for_layers, plain_shape
+from engine_svc.loader.attention_shape import attention_shape, backend_for_layers, plain_shape, with_skipped_layers
 from engine_svc.loader.chosen import check_stage, chosen_attention
 from engine_svc.loader.compressed import compressed_backend
 from engine_svc.loader.formats.base import CheckpointFormat
@@ -35,7 +35,8 @@ from engine_svc.loader.own_dtype import TORCH_DTYPES, compute_dtype, read_config
 from engine_svc.lora.layers import AdapterLayers
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.models.attention import AnyLayerCache
-from engine_svc.models.config import LayerHeads, ModelConfig, ModelFacts, without_indexer, without_windows
+from engine_svc.models.attention_heads import LayerKind
+from engine_svc.models.config import ModelConfig, ModelFacts, without_indexer, without_windows
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for, image_obstacle, is_ours, takes_media, text_part
 from engine_svc.native.library import choose_kernels
@@ -136,8 +137,14 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
     Raises:
         StartupError: the model cannot be read, or is not supported with these options.
     """
-    if options.cache.calculate_kv_scales and options.cache.kv_cache_dtype in ("auto", "bfloat16"):
-        raise StartupError("--calculate-kv-scales applies only to an 8-bit KV cache: it needs --kv-cache-dtype fp8.")
+    for_8_bits = {
+        "--calculate-kv-scales applies": options.cache.calculate_kv_scales,
+        "--kv-cache-dtype-skip-layers applies": options.cache.kv_cache_dtype_skip_layers,
+    }
+    if options.cache.kv_cache_dtype in ("auto", "bfloat16") and (
+        wrong := [told for told in for_8_bits if for_8_bits[told]]
+    ):
+        raise StartupError(f"{wrong[0]} only to an 8-bit KV cache: it needs --kv-cache-dtype fp8.")
     config = read_config_to_load(folder, options.form)
     if options.cache.kv_cache_dtype == "bfloat16" and not _asks_for_8_bits(config):
         raise StartupError(
@@ -244,6 +251,7 @@ def _build_ours(
     config = without_windows(config) if options.form.disable_sliding_window else config
     if config.indexer and longest <= config.indexer.most:
         config = without_indexer(config)
+    config = with_skipped_layers(config, options.cache)
     if config.encoder_tokens:
         _check_crossing(config, options)
     stage = None
@@ -312,10 +320,10 @@ def place_layers(
     ops = create_ops(kernels, dtype, device, invariant)
     method = _quantization(raw, options, ModelForm(ops, dtype))
 
-    def backend(heads: LayerHeads) -> AttentionBackend:
+    def backend(kind: LayerKind) -> AttentionBackend:
         if config.compression:
             return compressed_backend(config, config.compression, options, groups, dtype, device)
-        shape = attention_shape(config, options, groups, dtype, device, heads)
+        shape = attention_shape(config, options, groups, dtype, device, kind)
         found = create_backend(options.kernels.attention_backend, shape, kernels)
         if groups.decode_context.world_size > 1:
             found.context = SharedContext(groups.decode_context)
@@ -388,6 +396,7 @@ def _load_from_transformers(
         "--enable-expert-parallel": groups.layout.expert > 1,
         "--decode-context-parallel-size": groups.layout.decode_context > 1,
         "--quantization": options.form.quantization is not None,
+        "--kv-cache-dtype-skip-layers": bool(options.cache.kv_cache_dtype_skip_layers),
         f"--load-format {options.load.load_format}": not isinstance(source, CheckpointFormat),
         f"--cpu-kernels {options.kernels.cpu_kernels}": options.kernels.cpu_kernels in CPU_LEVELS,
         "--batch-invariant": options.kernels.batch_invariant is True, "--enable-lora": options.lora.enable_lora,

@@ -15,7 +15,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
 from engine_svc.layers.norm import HeadLayerNorm, ParallelRMSNorm, RMSNorm
 from engine_svc.layers.split import Part
-from engine_svc.models.attention_heads import kinds_of_heads, layer_heads
+from engine_svc.models.attention_heads import kinds_of_layers, layer_heads, layer_kind
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.sinks import head_sinks
 from engine_svc.ops.base import HeadNorms, Ops
@@ -122,7 +122,7 @@ class Attention(torch.nn.Module):
         is_chunk = config.encoder_tokens > 0 or (config.windows_are_chunks and window is not None)
         self.options = AttentionOptions(
             config.attention_scale, window, config.attention_softcap, self.sinks, is_chunk, config.bidirectional,
-            self._slopes(config, context), kinds_of_heads(config).index(heads),
+            self._slopes(config, context), kinds_of_layers(config).index(layer_kind(config, index)),
         )  # fmt: skip
         self._clip = config.qkv_clip
         self._rotates, self._interleaved = index not in config.no_rope_layers, config.rope_interleaved

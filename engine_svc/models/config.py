@@ -201,6 +201,7 @@ class ModelConfig(ModelFacts):
     local_rope_parameters: Mapping[str, Any] | None = None  # of layers with a window, if they have their own
     local_heads: LayerHeads | None = None  # the same
     own_heads: Mapping[int, LayerHeads] = field(default_factory=dict)  # of single layers that have their own
+    dtype_keeping_layers: frozenset[int] = frozenset()  # see --kv-cache-dtype-skip-layers
     rotary_dim: int  # values of a head that are rotated
     attention_scale: float
     attention_softcap: float | None = None
@@ -340,7 +341,7 @@ def layer_apart(
         config, num_layers=1, moe=(moe,), sliding_windows=(window,), num_heads=heads.queries,
         num_kv_heads=heads.number, head_dim=heads.size, local_heads=None, own_heads={}, rope_parameters=rotation,
         local_rope_parameters=None, rotary_dim=rotary_dim, no_rope_layers=frozenset(() if rotates else (0,)),
-        recurrent={}, attending=None, ignored_names=(),
+        recurrent={}, attending=None, ignored_names=(), dtype_keeping_layers=frozenset(),
     )  # fmt: skip
     return without_indexer(alone)
 

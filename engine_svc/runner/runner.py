@@ -89,8 +89,8 @@ class Runner:
         self._whole_image_tokens = self._facts.whole_image_tokens if loaded.images else 0
         self._token_budget = step_tokens(device, options.scheduler, self._whole_image_tokens)
         stage, shape = self._model.stage, self._attention.shape
-        per_cache = self._attention.layers_per_cache
-        self._groups = group_layers(self._facts.attention_windows, self._facts.caching(stage.layers), per_cache)
+        own, per_cache = self._facts.caching(stage.layers), self._attention.layers_per_cache
+        self._groups = group_layers(self._facts.attention_windows, own, per_cache, self._attention.itemsize)
         self._state_form, self._product_rows = loaded.states, loaded.product_rows
         self._states_each = options.speculative.most_query_len if self._state_form.shapes else 1  # of a sequence
         self._num_caches = most_caches(self._groups, per_cache)

@@ -87,6 +87,7 @@ _TESTS = {
     "tests/engine_svc/lora/test_batches.py": "fully-sharded-loras",
     "tests/engine_svc/models/test_connectors.py": "kv-transfer-config",
     "tests/engine_svc/models/test_dual_batch.py": ("enable-dbo dbo-decode-token-threshold dbo-prefill-token-threshold"),
+    "tests/engine_svc/models/test_skipped_layers.py": "kv-cache-dtype-skip-layers",
     "tests/engine_svc/models/test_exactness.py": "model-impl calculate-kv-scales kv-cache-dtype async-scheduling",
     "tests/engine_svc/models/test_expert_parallel.py": (
         "enable-expert-parallel expert-placement-strategy enable-eplb eplb-config"

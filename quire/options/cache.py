@@ -13,6 +13,7 @@ from quire.options.kv_events import KvEventsConfig
 from quire.options.kv_transfer import OFFLOADING, KvTransferConfig
 
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+SLIDING_WINDOW = "sliding_window"  # layers, in --kv-cache-dtype-skip-layers
 KV_CACHE_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
@@ -43,6 +44,11 @@ class CacheOptions:
         "halve the cache; bfloat16 is for models that ask for 8 bits.", choices=KV_CACHE_DTYPES,
         refused={"fp8_inc": "It is for Gaudi, which Quire does not support; use fp8."},
         affects_output=True,
+    )  # fmt: skip
+    kv_cache_dtype_skip_layers: tuple[str, ...] = option(
+        (), "With an 8-bit --kv-cache-dtype, layers whose keys and values stay in the model's own data type: numbers "
+        f"of layers, or {SLIDING_WINDOW} for those with a sliding window.", metavar=f"NUMBER|{SLIDING_WINDOW}",
+        following=rf"\d+|{SLIDING_WINDOW}", affects_output=True,
     )  # fmt: skip
     calculate_kv_scales: bool = option(
         False,

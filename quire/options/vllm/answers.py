@@ -196,7 +196,6 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
         "sampled from.",
         switch=True,
     ),
-    "kv-cache-dtype-skip-layers": refused("All layers have the same --kv-cache-dtype; leave it out."),
     "prefix-cache-retention-interval": no_effect("Blocks are kept until their memory is needed."),
     "prefix-match-unit": no_effect("Prompts share whole blocks, of --block-size tokens."),
     "use-replayssm": no_effect(_RECURRENT_KERNELS, switch=True),
@@ -221,7 +220,11 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
     "quantization-param-path": refused(
         "Scales of keys and values come from the checkpoint or from --calculate-kv-scales; leave it out."
     ),
-    "kv-offloading-backend": refused("Blocks are offloaded to host memory by Quire itself.", taken=("native",)),
+    "kv-offloading-backend": refused(
+        "Quire offloads blocks to host memory by itself, which is what native means, and has no LMCache; leave it out, "
+        "or set native. --kv-transfer-config can keep them in files, or share them with other workers.",
+        taken=("native",),
+    ),
     "cudagraph-capture-sizes": acts_as("--cuda-graph-sizes"),
     "max-cudagraph-capture-size": acts_as("--cuda-graph-sizes"),
     "disable-hybrid-kv-cache-manager": no_effect("One manager handles the blocks of all kinds of layers.", switch=True),

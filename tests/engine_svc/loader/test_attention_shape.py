@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine_svc.loader.attention_shape import attention_shape
-from engine_svc.models.attention_heads import layer_heads
+from engine_svc.models.attention_heads import layer_kind
 from engine_svc.models.registry import config_for
 from engine_svc.parallel.group import ParallelGroups
 from tests.support.engine_options import engine_options
@@ -23,7 +23,7 @@ def test_compressed_attention(tmp_path: Path, with_adapters: bool, expanded_dim:
     config = config_for(json.loads((folder / "config.json").read_text()))
     shape = attention_shape(
         config, engine_options(enable_lora=with_adapters), ParallelGroups(), torch.float32, torch.device("cpu"),
-        layer_heads(config, 0),
+        layer_kind(config, 0),
     )  # fmt: skip
     assert (shape.num_kv_heads, shape.head_dim, shape.keys_are_values) == (1, 24, True)
     assert shape.expanded_dim == expanded_dim

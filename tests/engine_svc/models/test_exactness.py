@@ -13,9 +13,6 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoConfig
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from benchmarks.models import build
@@ -32,6 +29,7 @@ from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.engine_options import engine_options
 from tests.support.exact_answers import check_answers
 from tests.support.native import AVAILABLE, every_level
+from tests.support.rounding_attention import register_rounding
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tensor_executor import TensorExecutor
 from tests.support.tiny_models import (
@@ -410,18 +408,10 @@ def test_tensor_parallel_ranks_draw_what_one_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "fp8_e4m3"), ("qwen3", "fp8_e5m2")])
 def test_kv_cache_of_8_bits(model_folder: ModelFolder, family: str, dtype: str) -> None:
     """Equals Transformers with an attention that rounds keys and values in the same way."""
-    rounded = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}[dtype]
-
-    def attend(
-        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **named: Any
-    ) -> Any:
-        return sdpa_attention_forward(module, query, key.to(rounded).float(), value.to(rounded).float(), mask, **named)
-
-    ALL_ATTENTION_FUNCTIONS.register("rounding", attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register("rounding", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    rounding = register_rounding({"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}[dtype])
     folder = model_folder(family)
     prompts = random_prompts(16, 90)
-    expected = reference_tokens(folder, prompts, ANSWER, attn_implementation="rounding")
+    expected = reference_tokens(folder, prompts, ANSWER, attn_implementation=rounding)
     assert expected != reference_tokens(folder, prompts, ANSWER)
     for backend in ("native", "cpu", "reference") if AVAILABLE else ("cpu", "reference"):
         with running_engine(folder, kv_cache_dtype=dtype, attention_backend=backend) as engine:

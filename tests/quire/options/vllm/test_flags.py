@@ -227,6 +227,10 @@ def test_numbers_behind_a_flag_leave_the_model_alone() -> None:
         ),
         (("--eplb-config.windw_size", "5"), "windw_size is not known. Did you mean window_size?"),
         (("--all2all-backend", "deepep_low_latency"), "needs a kernel library that Quire does not include"),
+        (
+            ("--kv-offloading-backend", "lmcache"),
+            "Quire offloads blocks to host memory by itself, which is what native",
+        ),
         (("--tool-server", "demo"), "--tool-server is an option of vLLM that Quire does not implement."),
         (("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'), "Quire has SharedStorageConnector"),
         (("--max-num-seq", "5"), "Did you mean --max-num-seqs? Maximum number of sequences running at once."),
