@@ -8,15 +8,16 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.collecting import CollectedChoice, collect
+from gateway.answers.collecting import CollectedChoice
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, Reasoning, TokenScore, ToolCall
 from gateway.answers.events import event
 from gateway.answers.scores import LEAST_LOGPROB
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext, context_of
-from gateway.endpoints import chat, large
+from gateway.endpoints import chat
 from gateway.endpoints.body import read_json
 from gateway.endpoints.large import beside
+from gateway.endpoints.one_answer import CollectedAnswer
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.cohere_chat import (
     CohereAnswer,
@@ -65,12 +66,12 @@ async def asked(request: Request) -> tuple[CohereChatRequest, ChatCompletionRequ
     return body, await beside(request, chat_of, body)
 
 
-class _Answer:
+class _Answer(CollectedAnswer):
     """Writes the answer to one request."""
 
     def __init__(self, context: GatewayContext, body: CohereChatRequest, state: RequestState) -> None:
-        self._context, self._body, self._state = context, body, state
-        self._num_tokens = 0  # written so far
+        super().__init__(context, state, streams=bool(body.stream))
+        self._logprobs = bool(body.logprobs)
         self._open: CohereContentEnd | CohereCallEnd | None = None  # the end of what is open
         self._kind: type[CohereText | CohereThought] | None = None  # of the open content
         self._num_contents = 0
@@ -78,17 +79,9 @@ class _Answer:
         self._finish = Finish(FinishReason.STOP)
         self._scores: list[TokenScore] = []  # of tokens that no event has told yet
 
-    async def respond(self, request: Request) -> Response | EventStream:
-        """Returns the response, streamed or whole as requested."""
-        if self._body.stream:
-            return EventStream(self._state, self, self._context.options.sse_keep_alive_interval)
-        (choice,) = await collect(self._state, 1, request.receive)
-        self._num_tokens = len(choice.token_ids)
-        return await large.answer(request, self._num_tokens, lambda: self._whole(choice))
-
     def opening(self) -> Iterator[bytes]:
         """See EventWriter."""
-        yield _event(CohereMessageStart.of(self._state.request.request_id))
+        yield _event(CohereMessageStart.of(self.state.request.request_id))
 
     def update(self, update: ChoiceUpdate) -> Iterator[bytes]:
         """See EventWriter."""
@@ -151,15 +144,15 @@ class _Answer:
         ]
         calls = [CohereToolCall(call.id, CohereFunction(call.name, call.arguments)) for call in choice.tool_calls]
         return CohereAnswer(
-            self._state.request.request_id, self._reason(bool(calls)),
+            self.state.request.request_id, self._reason(bool(calls)),
             CohereMessage(contents or UNSET, calls or UNSET), self._usage(),
-            [_logprobs([score]) for score in choice.scores] if self._body.logprobs else UNSET,
+            [_logprobs([score]) for score in choice.scores] if self._logprobs else UNSET,
         )  # fmt: skip
 
     def _usage(self) -> CohereUsage:
-        tokens = CohereTokens(self._state.prompt_tokens, self._num_tokens)
+        tokens = CohereTokens(self.state.prompt_tokens, self._num_tokens)
         told = self._context.options.enable_prompt_tokens_details
-        return CohereUsage(tokens, tokens, self._state.cached_tokens if told else UNSET)
+        return CohereUsage(tokens, tokens, self.state.cached_tokens if told else UNSET)
 
     def _reason(self, called: bool) -> CohereFinish:
         match self._finish.reason:

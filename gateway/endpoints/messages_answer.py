@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
-from gateway.answers.collecting import CollectedChoice, collect
+from gateway.answers.collecting import CollectedChoice
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, Reasoning, ToolCall
 from gateway.answers.events import event
-from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext
-from gateway.endpoints import kv_transfer, large
+from gateway.endpoints import kv_transfer
+from gateway.endpoints.one_answer import CollectedAnswer
 from gateway.errors import messages_error
 from gateway.protocol.messages import (
     AnswerBlock,
@@ -43,25 +41,16 @@ from quire.error_tables import mapping_of
 from quire.errors import QuireError
 
 
-class MessagesAnswer:
+class MessagesAnswer(CollectedAnswer):
     """Writes the answer to one request."""
 
     def __init__(self, context: GatewayContext, body: MessagesRequest, state: RequestState) -> None:
-        self._context, self._body, self._state = context, body, state
-        self._num_tokens = 0  # written so far
+        super().__init__(context, state, streams=bool(body.stream))
         self._block: AnswerBlock | None = None  # the open block
         self._index = -1  # index of that block
         self._call = -1  # index of the last tool call
         self._finish = Finish(FinishReason.STOP)
         self._called = False
-
-    async def respond(self, request: Request) -> Response | EventStream:
-        """Returns the response, streamed or whole as requested."""
-        if self._body.stream:
-            return EventStream(self._state, self, self._context.options.sse_keep_alive_interval)
-        (choice,) = await collect(self._state, 1, request.receive)
-        self._num_tokens = len(choice.token_ids)
-        return await large.answer(request, self._num_tokens, lambda: self._whole(choice))
 
     def opening(self) -> Iterator[bytes]:
         """See EventWriter."""
@@ -81,7 +70,7 @@ class MessagesAnswer:
             return
         yield from map(_event, self._close())
         reason, sequence = self._stop()
-        transfer = kv_transfer.told(self._context, self._state)
+        transfer = kv_transfer.told(self._context, self.state)
         yield _event(MessageDelta(StopDelta(reason, sequence), self._usage(), transfer))
         yield _event(MessageStop())
 
@@ -123,16 +112,16 @@ class MessagesAnswer:
         self._finish, self._called = choice.finish, bool(choice.tool_calls)
         message = self._message(list(map(_block_of, choice.parts)))
         message.stop_reason, message.stop_sequence = self._stop()
-        message.kv_transfer_params = kv_transfer.told(self._context, self._state)
+        message.kv_transfer_params = kv_transfer.told(self._context, self.state)
         return message
 
     def _message(self, content: list[AnswerBlock]) -> MessagesAnswerBody:
-        request = self._state.request
+        request = self.state.request
         return MessagesAnswerBody(f"msg_{request.request_id}", request.answering_model, content, self._usage())
 
     def _usage(self) -> MessagesUsage:
-        cached = self._state.cached_tokens if self._context.options.enable_prompt_tokens_details else 0
-        return MessagesUsage(self._state.prompt_tokens - cached, self._num_tokens, cache_read_input_tokens=cached)
+        cached = self.state.cached_tokens if self._context.options.enable_prompt_tokens_details else 0
+        return MessagesUsage(self.state.prompt_tokens - cached, self._num_tokens, cache_read_input_tokens=cached)
 
     def _stop(self) -> tuple[StopReason, str | None]:
         """Returns the stop reason, and the stop sequence if one ended the answer."""

@@ -6,7 +6,7 @@ Whole answers are built the same way as streamed ones; their events are discarde
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import compress
 from typing import Any
 
@@ -17,9 +17,9 @@ from gateway.answers.collecting import updates
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, Reasoning, TokenScore, ToolCall
 from gateway.answers.events import event
 from gateway.answers.scores import chat_logprobs
-from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext
 from gateway.endpoints import kv_transfer, large
+from gateway.endpoints.one_answer import OneAnswer
 from gateway.protocol.chat import ChatTokenLogprob
 from gateway.protocol.response_events import (
     ArgumentsDelta,
@@ -71,7 +71,7 @@ from quire.errors import Cancelled, InvalidRequest, Overloaded, QuireError
 from quire.reasoning import ReasoningTracker, StretchCounter
 
 
-class ResponsesAnswer:
+class ResponsesAnswer(OneAnswer):
     """Writes the answer to one request."""
 
     def __init__(
@@ -82,13 +82,12 @@ class ResponsesAnswer:
             identity: hex digits from which the ids of the response and of its items are made.
             is_stored: whether the response is stored.
         """
-        self._context, self.state, self._identity = context, state, identity
-        self.streams = bool(body.stream)
+        super().__init__(context, state, streams=bool(body.stream))
+        self._identity = identity
         self._as_ids = bool(body.return_tokens_as_token_ids or context.options.return_tokens_as_token_ids)
         thinking = state.request.thinking
         self._thinking = next(iter(thinking.counters(1)), None) if thinking else None
         self._num_events = 0
-        self._num_tokens = 0
         self._pieces: list[str] = []  # text of the open item
         self._scores: list[ResponseLogprob] = []  # logprobs of the open item
         self._waiting: list[TokenScore] = []  # scores of tokens whose text is not complete yet
@@ -99,12 +98,9 @@ class ResponsesAnswer:
         self._finish: Finish | None = None
         self.body = _begun(body, state, f"resp_{identity}", is_stored)
 
-    async def respond(self, request: Request) -> Response | EventStream:
-        """Returns the response, streamed or whole as requested."""
-        if self.streams:
-            return EventStream(self.state, self, self._context.options.sse_keep_alive_interval)
+    async def _read(self, request: Request) -> Callable[[], Any]:
         await self.read_whole(request)
-        return await self.whole(request)
+        return lambda: self.body
 
     async def whole(self, request: Request) -> Response:
         """Returns the whole response."""
