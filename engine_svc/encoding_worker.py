@@ -12,8 +12,9 @@ from engine_svc.loader.memory_ahead import memory_ahead
 from engine_svc.model_info import ModelInfo, make_model_info
 from engine_svc.one_shot import check_one_shot
 from engine_svc.parallel.layout import layout_of
-from engine_svc.plan import KvCacheSpec
-from engine_svc.requests.encoding import EncodingFacts
+from engine_svc.plan import EncodedRows, KvCacheSpec
+from engine_svc.pooling_plan import EncodingInput
+from engine_svc.requests.encoding import EncodingFacts, EncodingRequest
 from engine_svc.requests.generation_config import GenerationDefaults
 from quire.collection import without_collection
 from quire.media import MediaKind
@@ -25,7 +26,9 @@ from quire.runners import ENCODE, POOLING
 _IMAGES_PER_STEP = 1  # so that a request's end, or a new one, never waits for several
 
 
-def build_encoding(folder: Path, model: ModelOptions, options: EngineOptions) -> tuple[PoolingEngine, ModelInfo]:
+def build_encoding(
+    folder: Path, model: ModelOptions, options: EngineOptions
+) -> tuple[PoolingEngine[EncodingRequest, EncodingInput, EncodedRows], ModelInfo, KvCacheSpec]:
     """Loads the encoder, in the thread that will run its steps.
 
     Args:
@@ -37,6 +40,7 @@ def build_encoding(folder: Path, model: ModelOptions, options: EngineOptions) ->
     others = {
         "more than one rank (--tensor-parallel-size and similar options)": layout_of(options.parallel).num_ranks > 1,
         "--data-parallel-size": options.parallel.data_parallel_size > 1,
+        "--enable-lora": options.lora.enable_lora,
         "--runner pooling": options.pooling.runner == POOLING,
     }
     check_one_shot(options, ENCODER_FLAG, others)
@@ -60,4 +64,4 @@ def build_encoding(folder: Path, model: ModelOptions, options: EngineOptions) ->
     info = make_model_info(folder, model, options, spec, KvCacheSize(0, 0), GenerationDefaults({}, frozenset()))
     scheduler = replace(options.scheduler, max_num_seqs=_IMAGES_PER_STEP)
     engine = PoolingEngine(rank, EncodingFacts(), scheduler, _IMAGES_PER_STEP)
-    return engine, replace(info, runner=ENCODE)
+    return engine, replace(info, runner=ENCODE), spec

@@ -24,7 +24,6 @@ def check_one_shot(options: EngineOptions, kind: str, others: Mapping[str, bool]
         "--worker-cls": executor.worker_cls != "auto",
         "--worker-extension-cls": bool(executor.worker_extension_cls),
         "--speculative-config": options.speculative.chosen() is not None,
-        "--enable-lora": options.lora.enable_lora,
         "--enable-prompt-embeds": options.generation.enable_prompt_embeds,
         "--enable-return-routed-experts": options.generation.enable_return_routed_experts,
         "--return-sampling-mask": options.generation.return_sampling_mask,

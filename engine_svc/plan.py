@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine_svc.pooling_plan import PoolingSpec
 from quire.images import Image
 from quire.prompt_embeds import PromptEmbeds
 from quire.sampling import SamplingParameters
@@ -261,6 +260,15 @@ class RoutedExpertsForm(msgspec.Struct, frozen=True, array_like=True):
         return self.num_layers * self.experts_per_token * self.id_bytes
 
 
+class PoolingSpec(msgspec.Struct, frozen=True, array_like=True):
+    """Properties known only from the loaded model."""
+
+    embedding_size: int  # values per sequence; the next, values per token
+    token_embedding_size: int
+    type_vocab_size: int
+    pooling_type: str  # CLS, LAST, MEAN, ALL or STEP
+
+
 class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     """What the control side must know about the model to manage its KV cache and check requests."""
 
@@ -288,6 +296,7 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     # Modules that adapters may target, by their names in the checkpoint: (outputs, inputs) over all ranks; for an
     # embedding, (row size, vocabulary). Empty if no adapters are served.
     adapter_modules: dict[str, tuple[int, int]] = {}
+    adapter_heads: list[str] = []  # those of them that stand on top of a pooled model; see read_folder
     draft_bytes_per_block: int = 0  # the part of bytes_per_block used by a draft model's layers
     lockstep_ranks: int = 0  # data-parallel ranks that compute experts together; 0 if the model has none to share
     num_stages: int = 1  # pipeline stages: see parallel/stages.py

@@ -1,15 +1,24 @@
-"""Messages between the two sides of a pooling worker: whole sequences go down, and pooled values come back.
-
-A worker that encodes for others has images and their embeddings in these places.
+"""Messages between the two sides of a worker whose requests are each computed in one step: whole sequences go down, and
+pooled values come back; or images, and their embeddings.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from engine_svc.plan import NO_ADAPTER_CHANGES, AdapterChanges, EncodedRows
 from quire.images import Image
+
+
+class OneShotInput(Protocol):
+    """What one step computes for a request."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
 
 
 class PooledSequence(msgspec.Struct, frozen=True, array_like=True):
@@ -22,18 +31,7 @@ class PooledSequence(msgspec.Struct, frozen=True, array_like=True):
     normalize: bool  # normalize embeddings
     use_activation: bool  # apply the activation to class scores
     images: list[Image] = []
-
-
-class PoolingPlan(msgspec.Struct, frozen=True, array_like=True):
-    """One pooling step."""
-
-    step: int
-    sequences: list[Any]  # PooledSequence or EncodingInput
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of all sequences."""
-        return sum(len(sequence.token_ids) for sequence in self.sequences)
+    adapter_slot: int = 0  # slot of the device that has its adapter; 0 for none
 
 
 class PooledOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -44,19 +42,48 @@ class PooledOutput(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int  # of the sequence
 
 
-class PoolingResult(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True)
+class EncodingInput:
+    """An image to encode."""
+
+    image: Image
+
+    @property
+    def token_ids(self) -> range:
+        """As many as the image has tokens."""
+        return range(self.image.num_tokens)
+
+
+Given = TypeVar("Given", bound=OneShotInput)
+Output = TypeVar("Output")
+
+
+@dataclass(frozen=True)
+class OneShotPlan(Generic[Given]):
+    """One step."""
+
+    step: int
+    sequences: Sequence[Given]
+    adapters: AdapterChanges = NO_ADAPTER_CHANGES  # made before it computes
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all sequences."""
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
+
+
+@dataclass(frozen=True)
+class OneShotResult(Generic[Output]):
     """The results of a step: for each sequence an output, or the reason of its failure, worded for the caller."""
 
-    outputs: list[Any]  # PooledOutput, EncodedRows or str
+    outputs: Sequence[Output | str]
     forward_milliseconds: float
     execute_milliseconds: float
     encoded_media: int = 0  # images that were encoded in the step
+    read_adapters: Mapping[int, str] = field(default_factory=dict)  # see StepResult
 
 
-class PoolingSpec(msgspec.Struct, frozen=True, array_like=True):
-    """Properties known only from the loaded model."""
-
-    embedding_size: int  # values per sequence; the next, values per token
-    token_embedding_size: int
-    type_vocab_size: int
-    pooling_type: str  # CLS, LAST, MEAN, ALL or STEP
+PoolingPlan = OneShotPlan[PooledSequence]
+PoolingResult = OneShotResult[PooledOutput]
+EncodingPlan = OneShotPlan[EncodingInput]
+EncodingResult = OneShotResult[EncodedRows]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine_svc.core.pooling_engine import PoolingEngine, PoolingSteps
+from engine_svc.core.pooling_engine import OneShotSteps, PoolingEngine
 from engine_svc.executor.pooled import PooledRanks
 from engine_svc.kv_cache.sizing import KvCacheSize
 from engine_svc.loader.formats.registry import create_format
@@ -15,10 +15,11 @@ from engine_svc.loader.memory_ahead import memory_ahead
 from engine_svc.model_info import ModelInfo, make_model_info
 from engine_svc.one_shot import check_one_shot
 from engine_svc.parallel.layout import layout_of
+from engine_svc.plan import KvCacheSpec, PoolingSpec
 from engine_svc.pooling_form.form import PoolingForm, pooling_form
-from engine_svc.pooling_plan import PoolingSpec
+from engine_svc.pooling_plan import PooledOutput, PooledSequence
 from engine_svc.requests.generation_config import GenerationDefaults
-from engine_svc.requests.pooling import PoolingFacts
+from engine_svc.requests.pooling import PoolingFacts, PoolingRequest
 from quire.collection import without_collection
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
@@ -29,7 +30,7 @@ from quire.tokenizer.modes import find_tokenizer
 
 def build_pooling(
     folder: Path, config: Mapping[str, Any], model: ModelOptions, options: EngineOptions
-) -> tuple[PoolingEngine, ModelInfo]:
+) -> tuple[PoolingEngine[PoolingRequest, PooledSequence, PooledOutput], ModelInfo, KvCacheSpec]:
     """Loads the model, in the thread that will run its steps.
 
     Args:
@@ -49,6 +50,7 @@ def build_pooling(
         == "uni"
         and layout.num_ranks > 1,
         "--max-parallel-loading-workers": executor.max_parallel_loading_workers is not None,
+        "--default-mm-loras": bool(options.lora.default_mm_loras),
         "--model-impl transformers": options.form.model_impl == "transformers",
         "--ec-transfer-config": options.images.encoding().ec_role is not None,
     }
@@ -57,7 +59,7 @@ def build_pooling(
     tokens = _token_ids(form, model)
     # Imported late, because torch takes a second or two and the worker answers requests by then.
     source = create_format(folder, options.load)
-    steps: PoolingSteps
+    steps: OneShotSteps[PooledSequence, PooledOutput]
     if layout_of(options.parallel).num_ranks > 1:
         steps = PooledRanks(tokens)
         spec = steps.load(model, options)
@@ -76,7 +78,8 @@ def build_pooling(
     size = KvCacheSize(0, spec.max_model_len)
     info = make_model_info(folder, model, options, spec, size, GenerationDefaults({}, frozenset()))
     info = replace(info, runner=POOLING, pooling=facts)
-    return PoolingEngine(steps, facts, options.scheduler, spec.max_num_batched_tokens), info
+    budget = spec.max_num_batched_tokens
+    return PoolingEngine(steps, facts, options.scheduler, budget, lora=options.lora), info, spec
 
 
 def _token_ids(form: PoolingForm, model: ModelOptions) -> Sequence[int]:

@@ -20,7 +20,6 @@ from engine_svc.core.adapters import ServedAdapters
 from engine_svc.core.administration import Administration
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.core.loop import EngineLoop, Sink, still_loading
-from engine_svc.core.pooling_engine import PoolingEngine
 from engine_svc.core.stepped import SteppedEngine
 from engine_svc.core.weight_transfer import Trainer, WeightTransfer
 from engine_svc.encoding_worker import build_encoding
@@ -302,6 +301,8 @@ class EngineWorker:
         """
         if self.info.pooling is None:
             raise wrong_runner(request.model or self.info.served_model_names[0], self.info.runner)
+        if (adapter := self.adapters.find(request.model)) is not None:
+            request = replace(request, adapter=adapter)
         validate_pooling(request, self.info.limits, self.info.pooling)
         return self.loop.submit(request, sink)
 
@@ -361,9 +362,9 @@ class EngineWorker:
         assert self._media_puller is not None
         return self._media_puller.pull(image, self.info.encoder_fingerprint)
 
-    def _one_shot(self, built: tuple[PoolingEngine, ModelInfo]) -> SteppedEngine:
-        engine, info = built
-        adapters = AdapterRegistry(self._options.lora, info.served_model_names, {})
+    def _one_shot(self, built: tuple[SteppedEngine, ModelInfo, KvCacheSpec]) -> SteppedEngine:
+        engine, info, spec = built
+        adapters = self._read_adapters(info, spec)
         self._info, self._adapters = info, ServedAdapters(adapters, self.loop)
         return engine
 
@@ -403,7 +404,7 @@ class EngineWorker:
         targets = TargetModules(lora.lora_target_modules)
         if lora.enable_lora and not any(map(targets.have, spec.adapter_modules)):
             raise StartupError(f"{TARGETS_FLAG} {' '.join(targets.ends)}: adapters can change none of these modules.")
-        adapters = AdapterRegistry(lora, info.served_model_names, spec.adapter_modules)
+        adapters = AdapterRegistry(lora, info.served_model_names, spec.adapter_modules, spec.adapter_heads)
         for module in lora.modules():
             adapters.read_at_start(module)
         return adapters

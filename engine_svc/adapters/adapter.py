@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,19 +35,19 @@ class Adapter:
 
 def read_adapter(
     name: str, path: str, base_model_name: str, key: int, folder: Path, max_rank: int, modules: ModuleShapes,
-    targets: TargetModules = TargetModules(),
+    targets: TargetModules = TargetModules(), heads: Collection[str] = (),
 ) -> Adapter:  # fmt: skip
     """Checks a folder and computes its revision, which takes as long as reading all of it.
 
     Args:
         folder: the resolved `path`.
-        modules, targets: see `read_folder`.
+        modules, targets, heads: see `read_folder`.
 
     Raises:
         InvalidRequest: the adapter cannot be served; says why.
     """
     stamps = _stamps(folder)
-    found = read_folder(folder, max_rank, modules, targets)
+    found = read_folder(folder, max_rank, modules, targets, heads=heads)
     revision = revision_of(folder)
     if _stamps(folder) != stamps:
         raise broken(f"{folder} was modified while it was being read; load it again when it is complete.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -28,7 +28,7 @@ _LINEAR = (".lora_A.weight", ".lora_B.weight")
 _EMBEDDING = (".lora_embedding_A", ".lora_embedding_B")
 # PEFT saves the base's own embedding and head along with their low-rank parts.
 _BASE = ".base_layer.weight"
-_WHOLE = ".weight"
+_WHOLE, _BIAS = ".weight", ".bias"
 
 # (outputs, inputs) of each module that an adapter may target, by its name in the base's checkpoint. For an embedding,
 # (row size, vocabulary).
@@ -62,6 +62,7 @@ class AdapterFolder:
     # Modules with whole weights [vocabulary, hidden size] that replace the base's.
     whole: Mapping[str, TensorPlace] = field(default_factory=dict)
     unchanged: Mapping[str, TensorPlace] = field(default_factory=dict)  # copies of the base's own, not read
+    biases: Mapping[str, TensorPlace] = field(default_factory=dict)  # of modules of a pooled model's head
 
     @property
     def weights_file(self) -> Path:
@@ -75,14 +76,16 @@ class AdapterFolder:
 
 
 def read_folder(
-    path: Path, max_rank: int, modules: ModuleShapes, targets: TargetModules = _ALL, *, is_part: bool = False
-) -> AdapterFolder:
+    path: Path, max_rank: int, modules: ModuleShapes, targets: TargetModules = _ALL, *, is_part: bool = False,
+    heads: Collection[str] = (),
+) -> AdapterFolder:  # fmt: skip
     """Reads and checks an adapter's folder.
 
     Args:
         max_rank: --max-lora-rank.
         modules: modules of the base.
         targets: those of them that adapters may change; parts of others are left out.
+        heads: those of the modules that stand on top of a pooled model, of which it may have whole weights and biases.
         is_part: `modules` may be only some of the base's; parts of other modules are left out instead of refused.
 
     Raises:
@@ -96,14 +99,14 @@ def read_folder(
             f"{path} has its weights as {_PICKLED_FILE}, which could run code when it is read. Save it with PEFT and "
             f"safe_serialization=True, which writes {WEIGHTS_FILE}."
         )
-    folder = _sort(path, config, read_header(path / WEIGHTS_FILE))
+    folder = _sort(path, config, read_header(path / WEIGHTS_FILE), heads)
     if targets.ends:
         folder = _targeted(targets, folder)
     if is_part:
         folder = _only(lambda module: module in modules, folder)
     for module, part in folder.parts.items():
         _check_rank(folder, config, module, part, max_rank)
-    _check_modules(folder, modules)
+    _check_modules(folder, modules, heads)
     return folder
 
 
@@ -121,7 +124,10 @@ def _only(wanted: Callable[[str], bool], folder: AdapterFolder) -> AdapterFolder
     def own(found: Mapping[str, _Found]) -> dict[str, _Found]:
         return {module: each for module, each in found.items() if wanted(module)}
 
-    return replace(folder, parts=own(folder.parts), whole=own(folder.whole), unchanged=own(folder.unchanged))
+    return replace(
+        folder, parts=own(folder.parts), whole=own(folder.whole), unchanged=own(folder.unchanged),
+        biases=own(folder.biases),
+    )  # fmt: skip
 
 
 def revision_of(path: Path) -> str:
@@ -140,10 +146,12 @@ def revision_of(path: Path) -> str:
     return whole.hexdigest()
 
 
-def _sort(path: Path, config: AdapterConfig, tensors: Mapping[str, TensorPlace]) -> AdapterFolder:
-    """Sorts the tensors into low-rank parts, whole weights and unchanged copies."""
+def _sort(
+    path: Path, config: AdapterConfig, tensors: Mapping[str, TensorPlace], heads: Collection[str]
+) -> AdapterFolder:
+    """Sorts the tensors into low-rank parts, whole weights and biases, and unchanged copies."""
     pairs: dict[tuple[str, bool], dict[int, TensorPlace]] = {}
-    whole, unchanged = dict[str, TensorPlace](), dict[str, TensorPlace]()
+    kept: dict[str, dict[str, TensorPlace]] = {_BASE: {}, _WHOLE: {}, _BIAS: {}}
     for name, place in tensors.items():
         if not name.startswith(_PREFIX):
             raise _unknown(path, name, f"names must begin with {_PREFIX}")
@@ -154,24 +162,31 @@ def _sort(path: Path, config: AdapterConfig, tensors: Mapping[str, TensorPlace])
                 pairs.setdefault((module.removesuffix(end), is_embedding), {})[side] = place
                 break
         else:
-            _keep_whole(path, module, place, whole, unchanged)
+            _keep_whole(path, module, place, kept, heads)
     parts = {module: _part(path, config, module, pair, kind) for (module, kind), pair in pairs.items()}
     if len(parts) < len(pairs):
         raise broken(f"{path / WEIGHTS_FILE} has tensors of a linear layer and of an embedding for the same module.")
-    if not parts and not whole:
+    if not parts and not kept[_WHOLE]:
         raise broken(f"{path / WEIGHTS_FILE} has no tensors: the adapter changes nothing.")
-    return AdapterFolder(path, config.base_model_name, parts, whole, unchanged)
+    return AdapterFolder(path, config.base_model_name, parts, kept[_WHOLE], kept[_BASE], kept[_BIAS])
 
 
 def _keep_whole(
-    path: Path, module: str, place: TensorPlace, whole: dict[str, TensorPlace], unchanged: dict[str, TensorPlace]
+    path: Path, module: str, place: TensorPlace, kept: Mapping[str, dict[str, TensorPlace]], heads: Collection[str]
 ) -> None:
-    for end, kept in ((_BASE, unchanged), (_WHOLE, whole)):
+    """Sorts in a tensor that is no low-rank part.
+
+    Args:
+        kept: by the end of a tensor's name, what has been found so far.
+    """
+    for end, found in kept.items():
         name = module.removesuffix(end)
-        if module.endswith(end) and name.rpartition(".")[2] in WHOLE_MODULES and len(place.shape) == 2:
-            kept[name] = place
+        is_kept = name in heads or (name.rpartition(".")[2] in WHOLE_MODULES and end != _BIAS)
+        if module.endswith(end) and is_kept and len(place.shape) == (1 if end == _BIAS else 2):
+            found[name] = place
             return
-    expected = f"{_LINEAR[0]} and {_LINEAR[1]} of a module, or whole weights of {' and '.join(WHOLE_MODULES)}"
+    names = " and ".join(dict.fromkeys([*WHOLE_MODULES, *(name.rpartition(".")[2] for name in heads)]))
+    expected = f"{_LINEAR[0]} and {_LINEAR[1]} of a module, or whole weights of {names}"
     raise _unknown(path, place.name, f"supported are {expected}")
 
 
@@ -209,7 +224,7 @@ def _check_rank(folder: AdapterFolder, config: AdapterConfig, module: str, part:
         )
 
 
-def _check_modules(folder: AdapterFolder, modules: ModuleShapes) -> None:
+def _check_modules(folder: AdapterFolder, modules: ModuleShapes, heads: Collection[str]) -> None:
     for module, part in folder.parts.items():
         outputs, inputs = _shape_of(folder, module, part.a.name, modules)
         for place, dimension, expected in ((part.a, 1, inputs), (part.b, 0, outputs)):
@@ -218,9 +233,14 @@ def _check_modules(folder: AdapterFolder, modules: ModuleShapes) -> None:
                 raise _misfit(folder, place, wanted)
     for module, place in {**folder.whole, **folder.unchanged}.items():
         shape = _shape_of(folder, module, place.name, modules)
-        wanted = [*(shape if module.endswith(HEAD) else reversed(shape))]  # rows are the vocabulary in both
+        is_embedding = not module.endswith(HEAD) and module not in heads
+        wanted = [*(reversed(shape) if is_embedding else shape)]  # rows are the vocabulary, or classes, in all
         if list(place.shape) != wanted:
             raise _misfit(folder, place, wanted)
+    for module, place in folder.biases.items():
+        outputs, _ = _shape_of(folder, module, place.name, modules)
+        if list(place.shape) != [outputs]:
+            raise _misfit(folder, place, [outputs])
 
 
 def _shape_of(folder: AdapterFolder, module: str, tensor: str, modules: ModuleShapes) -> tuple[int, int]:

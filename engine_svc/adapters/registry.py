@@ -25,15 +25,18 @@ class AdapterRegistry:
     the requests that have it.
     """
 
-    def __init__(self, options: LoraOptions, served_model_names: Collection[str], modules: ModuleShapes) -> None:
+    def __init__(
+        self, options: LoraOptions, served_model_names: Collection[str], modules: ModuleShapes,
+        heads: Collection[str] = (),
+    ) -> None:  # fmt: skip
         """
         Args:
             served_model_names: names that no adapter may have.
-            modules: see `read_folder`.
+            modules, heads: see `read_folder`.
         """
         self._options = options
         self._served_model_names = served_model_names
-        self._modules = modules
+        self._modules, self._heads = modules, heads
         self._adapters: dict[str, Adapter] = {}
         self._keys = itertools.count(1)
         # Starts from the clock, so that it changes when a worker is restarted.
@@ -131,7 +134,7 @@ class AdapterRegistry:
     def _read(self, name: str, path: str, base_model_name: str, folder: Path) -> Adapter:
         key, most = next(self._keys), self._options.max_lora_rank
         targets = TargetModules(self._options.lora_target_modules)
-        adapter = read_adapter(name, path, base_model_name, key, folder, most, self._modules, targets)
+        adapter = read_adapter(name, path, base_model_name, key, folder, most, self._modules, targets, self._heads)
         return replace(adapter, is_default=name in self._options.default_mm_loras)
 
     def _allowed_folder(self, path: str) -> Path:

@@ -96,10 +96,10 @@ class Engine:
         self._drafter = drafter
         lookahead = options.speculative.num_lookahead_slots
         lora = options.lora
-        adapters = AdapterSlots(lora.max_loras, lora.host_places) if lora.enable_lora else None
         budget = facts.max_num_batched_tokens
         self._scheduler = Scheduler(
-            self._kv_cache, options.scheduler, budget, drafter, lookahead, adapters, facts.num_stages,
+            self._kv_cache, options.scheduler, budget, drafter, lookahead,
+            AdapterSlots(lora.max_loras, lora.host_places) if lora.enable_lora else None, facts.num_stages,
             whole_images=facts.bidirectional_images,
             images=ImageEncodings(budget, facts.frames_per_token, pull_media),
         )  # fmt: skip

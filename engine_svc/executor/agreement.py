@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,7 @@ class Agreement:
     def __init__(self, layout: ParallelLayout = ParallelLayout()) -> None:
         self._layout = layout
         self._ends = TransferEnds()
-        self._adapters, self._images = Reports("read_adapters"), Reports("encoded_images")
+        self._adapters, self._images = Reports(), Reports()
 
     def begin(self, plan: StepPlan) -> None:
         """Announces a submitted step, which may drop adapters and images."""
@@ -31,7 +31,11 @@ class Agreement:
     def of(self, results: list[StepResult]) -> StepResult:
         """The joint result of a step, from one result per rank."""
         joint = self._ends.agree(results, agree(results, self._layout))
-        return self._images.agree(results, self._adapters.agree(results, joint))
+        adapters = self._adapters.agree([result.read_adapters for result in results])
+        images = self._images.agree([result.encoded_images for result in results])
+        if (adapters, images) == (joint.read_adapters, joint.encoded_images):
+            return joint
+        return msgspec.structs.replace(joint, read_adapters=adapters, encoded_images=images)
 
 
 class TransferEnds:
@@ -56,12 +60,7 @@ class Reports:
     """Combines reports on work beside the steps, such as reading adapters: it has ended once it has on the last rank,
     and failed if it has on any rank."""
 
-    def __init__(self, field: str) -> None:
-        """
-        Args:
-            field: of StepResult, key → error.
-        """
-        self._field = field
+    def __init__(self) -> None:
         self._reported: dict[int, dict[int, str]] = {}  # key → rank → error, empty on success
 
     def forget(self, keys: Iterable[int]) -> None:
@@ -69,15 +68,17 @@ class Reports:
         for key in keys:
             self._reported.pop(key, None)
 
-    def agree(self, results: list[StepResult], joint: StepResult) -> StepResult:
-        """Adds what has ended on all ranks by now."""
-        for rank, result in enumerate(results):
-            for key, why in getattr(result, self._field).items():
+    def agree(self, told: Sequence[Mapping[int, str]]) -> dict[int, str]:
+        """What has ended on all ranks by now.
+
+        Args:
+            told: each rank's reports of a step, key → error; empty on success, as in the result.
+        """
+        for rank, reports in enumerate(told):
+            for key, why in reports.items():
                 self._reported.setdefault(key, {})[rank] = why
-        complete = [key for key, reported in self._reported.items() if len(reported) == len(results)]
-        ended = {key: max(self._reported.pop(key).values()) for key in complete}
-        same = ended == getattr(joint, self._field)
-        return joint if same else msgspec.structs.replace(joint, **{self._field: ended})
+        complete = [key for key, reported in self._reported.items() if len(reported) == len(told)]
+        return {key: max(self._reported.pop(key).values()) for key in complete}
 
 
 def joint_spec(specs: list[KvCacheSpec]) -> KvCacheSpec:

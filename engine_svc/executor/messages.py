@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_svc.plan import CacheSize, KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.plan import AdapterChanges, CacheSize, KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.pooling_plan import PooledOutput, PooledSequence
 from engine_svc.upkeep import Upkeep
 from quire.options.engine import EngineOptions
@@ -54,6 +54,7 @@ class Pool(msgspec.Struct, tag=True):
 
     step: int
     sequences: list[PooledSequence]
+    adapters: AdapterChanges
 
 
 class Masks(msgspec.Struct, tag=True):
@@ -82,8 +83,7 @@ class Loaded(msgspec.Struct, tag=True):
 
 
 class Done(msgspec.Struct, tag=True):
-    """Answer to Allocate and Probe, to the first parts of LoadModel with `in_turns`, and to Pool, which the first rank
-    alone answers with results."""
+    """Answer to Allocate and Probe, and to the first parts of LoadModel with `in_turns`."""
 
 
 class Stepped(msgspec.Struct, tag=True):
@@ -93,12 +93,13 @@ class Stepped(msgspec.Struct, tag=True):
 
 
 class Pooled(msgspec.Struct, tag=True):
-    """The first rank's answer to Pool, see PoolingResult."""
+    """Answer to Pool, see PoolingResult. Only the first rank's has outputs."""
 
     outputs: list[PooledOutput | str]
     forward_milliseconds: float
     execute_milliseconds: float
     encoded_media: int
+    read_adapters: dict[int, str]
 
 
 class Kept(msgspec.Struct, tag=True):

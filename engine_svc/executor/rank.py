@@ -107,12 +107,12 @@ class RankProcess:
         if isinstance(command, Pool):
             if not isinstance(self._rank, PoolingRank):
                 raise RuntimeError("the model is not served for pooling")
-            found = self._rank.run(PoolingPlan(command.step, command.sequences))
-            if self._rank.number:
-                return Done
+            found = self._rank.run(PoolingPlan(command.step, command.sequences, command.adapters))
+            outputs = [] if self._rank.number else [*found.outputs]
             return lambda: Pooled(
-                found.outputs, found.forward_milliseconds, found.execute_milliseconds, found.encoded_media
-            )
+                outputs, found.forward_milliseconds, found.execute_milliseconds, found.encoded_media,
+                {**found.read_adapters},
+            )  # fmt: skip
         if isinstance(command, Step):
             if not isinstance(self._rank, RankModel):
                 raise RuntimeError("the model is served for pooling")

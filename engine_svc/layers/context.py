@@ -79,6 +79,17 @@ class Adapters(Protocol):
         """Returns the function that adds what adapters change in a rank's part of an embedding."""
         ...
 
+    def classes(
+        self, path: str, product: Product, weight: torch.Tensor, bias: torch.Tensor | None, ops: Ops
+    ) -> Product:
+        """Returns the product of a layer on top of a pooled model, for each row with its adapter's own matrix.
+
+        Args:
+            path: of the layer.
+            weight, bias: those of the product, [outputs, inputs] and [outputs], whole on each rank.
+        """
+        ...
+
     def heads(self, path: str, rows: Part, heads: int, split: int, size: int) -> HeadAdapters:
         """Returns what adds the adapters' changes to the matrices of heads, which stand below each other.
 

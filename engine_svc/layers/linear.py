@@ -94,9 +94,13 @@ class ReplicatedLinear(PackedLayer):
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
-        product = self._ops.matrix(wide(self._held[0].take(), self._context.dtype), self.bias)
-        self._product = self._context.adapted(product, self._split.outputs, self._split.inputs)
+        weight = wide(self._held[0].take(), self._context.dtype)
+        self._product = self.adapted(self._ops.matrix(weight, self.bias), weight)
         del self.bias, self._held
+
+    def adapted(self, product: Product, weight: torch.Tensor) -> Product:
+        """The product with the weight and the bias, with the adapters' changes added."""
+        return self._context.adapted(product, self._split.outputs, self._split.inputs)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, input_size] → [tokens, output_size]."""

@@ -40,14 +40,16 @@ OTHERWISE = (
 
 
 def names_in_checkpoints(
-    path: str, part: str, module_names: Mapping[str, str], renames: Sequence[tuple[str, str]] = ()
-) -> tuple[str, ...]:
+    path: str, part: str, module_names: Mapping[str, str], renames: Sequence[tuple[str, str]] = (),
+    *, are_bare: bool = False,
+) -> tuple[str, ...]:  # fmt: skip
     """All names that a checkpoint may have for a matrix.
 
     Args:
         path: of our module, such as layers.0.self_attn.qkv_proj; for experts, that of all of them.
         part: of the module. For experts, the names are those of the first expert.
         module_names, renames: see ModelConfig.
+        are_bare: whether there may be no "model." in front.
     """
     parent, _, module = path.rpartition(".")
     if module == "experts":
@@ -58,7 +60,8 @@ def names_in_checkpoints(
     for ours, other in OTHERWISE:
         found += [f"{name}.".replace(ours, other)[:-1] for name in found if ours in f"{name}."]
     alone = [name if name == "lm_head" else f"model.{name}" for name in found]
-    alone += [name for name in found if name.startswith("mtp.")]  # layers for multi-token prediction, beside the model
+    # Layers for multi-token prediction are beside the model.
+    alone += [name for name in found if are_bare or name.startswith("mtp.")]
     named = names_before((other for name in alone for other in _renamed(name, module_names)), renames)
     return (*named, *(other for name in named for other in _among_others(name)))
 

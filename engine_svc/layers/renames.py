@@ -22,8 +22,12 @@ def names_before(names: Iterable[str], renames: Sequence[tuple[str, str]]) -> tu
     """
     found = list(names)
     for pattern, ours in reversed(renames):
-        for undo, theirs in _undone(pattern, ours):
-            found += [undo.sub(theirs, f"{name}.")[:-1] for name in found if undo.search(f"{name}.")]
+        found += [
+            undo.sub(theirs, f"{name}.")[:-1]
+            for undo, theirs in _undone(pattern, ours)
+            for name in found
+            if undo.search(f"{name}.")
+        ]
     return tuple(dict.fromkeys(found))
 
 

@@ -268,7 +268,7 @@ def _build_ours(
         check_stage(config, stage)
     with division_told(groups):
         context, attention = place_layers(raw, config, options, groups, device)
-        adapters = _adapters(options.lora, config, context)
+        adapters = adapter_layers(options.lora, config, context)
         model = Decoder(config, replace(context, adapters=adapters), attention, longest, stage)
     ops, dtype = context.ops, context.dtype
     invariant = (
@@ -375,7 +375,8 @@ def division_told(groups: ParallelGroups) -> Iterator[None]:
         raise StartupError(f"{told}: {error}") from error
 
 
-def _adapters(options: LoraOptions, config: ModelConfig, context: LayerContext) -> AdapterLayers | None:
+def adapter_layers(options: LoraOptions, config: ModelConfig, context: LayerContext) -> AdapterLayers | None:
+    """What a model's layers register with, if adapters are served; None if not."""
     if not options.enable_lora:
         return None
     dtype = context.dtype if options.lora_dtype == "auto" else TORCH_DTYPES[options.lora_dtype]
@@ -384,7 +385,9 @@ def _adapters(options: LoraOptions, config: ModelConfig, context: LayerContext) 
         TargetModules(options.lora_target_modules), is_part=context.groups.layout.pipeline > 1,
     )  # fmt: skip
     find = partial(parameter_of_module, module_names=config.module_names, renames=config.renames)
-    names = partial(names_in_checkpoints, module_names=config.module_names, renames=config.renames)
+    names = partial(
+        names_in_checkpoints, module_names=config.module_names, renames=config.renames, are_bare=not config.has_head
+    )
     return AdapterLayers(settings, context.ops, context.groups, context.device, find, names)
 
 

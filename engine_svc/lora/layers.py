@@ -115,6 +115,24 @@ class AdapterLayers:
             lambda: self._rows_of(layer.embeddings),
         )
 
+    def classes(
+        self, path: str, product: Product, weight: torch.Tensor, bias: torch.Tensor | None, ops: Ops
+    ) -> Product:
+        """See Adapters.classes."""
+        outputs, inputs = weight.shape
+        form = MatrixForm({"": Part(0, outputs, outputs)}, Part(0, inputs, inputs), is_head=True)
+        if not self._may_change(path, form):
+            return product
+        layer = self._layers[path] = _Head(form, weight, bias, ops)
+
+        def adapted(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+            output = product(hidden, wide=wide)
+            for rows, own in self._rows_of(layer.products):
+                output[rows] = own(hidden[rows], wide=wide)
+            return output
+
+        return adapted
+
     def heads(self, path: str, rows: Part, heads: int, split: int, size: int) -> AdaptedHeads:
         """See Adapters.heads."""
         if self._num_heads not in (0, heads):
@@ -149,6 +167,9 @@ class AdapterLayers:
     def place(self, slot: int, adapter: AdapterMatrices) -> None:
         """Puts an adapter into a slot, 1 to max_adapters, replacing what the slot held."""
         for path, layer in self._layers.items():
+            if isinstance(layer, _Head):
+                layer.replace(slot - 1, adapter.parts.get(path, {}), adapter.whole.get(path), adapter.biases.get(path))
+                continue
             layer.place(slot - 1, adapter.parts.get(path, {}))
             layer.embeddings.pop(slot - 1, None)
             layer.products.pop(slot - 1, None)
@@ -216,3 +237,29 @@ class _Layer:
         if self.form.count == 1:
             return found
         return {name: found[f"{number}.{name}"] for name in self.form.outputs if f"{number}.{name}" in found}
+
+
+class _Head(_Layer):
+    """A layer on top of a pooled model, of which each adapter may have a version of its own."""
+
+    def __init__(self, form: MatrixForm, weight: torch.Tensor, bias: torch.Tensor | None, ops: Ops) -> None:
+        super().__init__(form, lambda group, found: None)
+        self._weight, self._bias, self._ops = weight, bias, ops
+
+    def replace(
+        self, index: int, found: Mapping[str, LowRank], whole: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> None:
+        """Makes the product of an adapter in a slot, counted from 0; without changes by the adapter, there is none.
+
+        Args:
+            found: added to the matrix.
+            whole, bias: in place of the base's, if they are given.
+        """
+        self.products.pop(index, None)
+        if not found and whole is None and bias is None:
+            return
+        device = self._weight.device
+        weight = self._weight if whole is None else whole.to(device)
+        for each in found.values():
+            weight = weight + each.up.to(device).float().T @ each.down.to(device).float()
+        self.products[index] = self._ops.matrix(weight, self._bias if bias is None else bias.to(device))

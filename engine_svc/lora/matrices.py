@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -31,6 +31,7 @@ class MatrixForm:
     count: int = 1  # number of such layers side by side, such as experts
     is_looked_up: bool = False  # the inputs are tokens: an embedding
     layout: Layout = Layout()  # of adapters that hold the matrices as one
+    is_head: bool = False  # of a pooled model's classes, for example, which adapters may replace
 
     @property
     def vocabulary(self) -> Part:
@@ -49,8 +50,11 @@ class AdapterMatrices:
 
     # By layer path and matrix name. For several layers side by side, such as experts, names have an index: `3.gate`.
     parts: Mapping[str, Mapping[str, LowRank]]
-    # By layer path: matrices that replace the whole matrix of the head or the embedding [tokens, hidden_size].
+    # By layer path: matrices that replace the whole matrix of the head or the embedding [tokens, hidden_size], or of a
+    # pooled model's head.
     whole: Mapping[str, torch.Tensor]
+    # By layer path: biases that replace those of a pooled model's head; float32, like the whole matrices there.
+    biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class LowRankStack:

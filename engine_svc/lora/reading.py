@@ -33,6 +33,7 @@ class AdapterReader:
         """
         self._forms, self._find, self._settings = forms, find, settings
         self.modules = module_shapes(forms, find, names)
+        self.heads = frozenset(module for module in self.modules if forms[find(module)[0]].is_head)
 
     def read(self, path: Path) -> AdapterMatrices:
         """Reads an adapter.
@@ -42,18 +43,23 @@ class AdapterReader:
             OSError: it cannot be read.
         """
         settings = self._settings
-        folder = read_folder(path, settings.max_rank, self.modules, settings.targets, is_part=settings.is_part)
+        folder = read_folder(
+            path, settings.max_rank, self.modules, settings.targets, is_part=settings.is_part, heads=self.heads
+        )
         found: dict[str, dict[str, LowRank]] = {}
-        whole = {}
+        whole, biases = {}, {}
         with folder.weights_file.open("rb") as opened:
             for module, part in folder.parts.items():
                 layer, name = self._find(module)
                 found.setdefault(layer, {}).update(self._low_ranks(opened, part, self._forms[layer], name))
             for module, place in folder.whole.items():
                 layer, _ = self._find(module)
-                own = self._forms[layer].vocabulary
-                whole[layer] = _read(opened, place, own.first, own.count).to(self._settings.base_dtype)
-        return AdapterMatrices(found, whole)
+                own, is_head = self._forms[layer].vocabulary, self._forms[layer].is_head
+                read = _read(opened, place, own.first, own.count)
+                whole[layer] = read if is_head else read.to(self._settings.base_dtype)
+            for module, place in folder.biases.items():
+                biases[self._find(module)[0]] = _read(opened, place, 0, 1)[0]
+        return AdapterMatrices(found, whole, biases)
 
     def _low_ranks(
         self, opened: BufferedReader, part: LowRankPart, form: MatrixForm, name: str
@@ -82,8 +88,9 @@ def _rows(form: MatrixForm, name: str) -> Iterator[tuple[str, list[tuple[int, in
 
 
 def _read(opened: BufferedReader, place: TensorPlace, first: int, count: int) -> torch.Tensor:
-    """Reads rows of a matrix as float32. Files are not mapped, as truncating a mapped file would crash the process."""
-    columns = place.shape[1]
+    """Reads rows of a matrix as float32; a vector counts as one row. Files are not mapped, as truncating a mapped file
+    would crash the process."""
+    columns = place.shape[-1]
     row_bytes = columns * ITEM_BYTES[place.dtype]
     opened.seek(place.start + first * row_bytes)
     values = bytearray(count * row_bytes)

@@ -14,7 +14,7 @@ from engine_svc.loader.encoder import LoadedEncoder, load_encoder_alone
 from engine_svc.media.packing import pack
 from engine_svc.media.unfit import UnfitImage
 from engine_svc.plan import EncodedRows
-from engine_svc.pooling_plan import PoolingPlan, PoolingResult
+from engine_svc.pooling_plan import EncodingPlan, EncodingResult
 from engine_svc.runner.base_rank import BaseRank
 from engine_svc.runner.threads import bind_threads
 from quire.images import Image
@@ -37,7 +37,7 @@ class EncoderRunner:
         self._kept: OrderedDict[bytes, EncodedRows] = OrderedDict()  # by digest; the last used at the end
         self._kept_bytes = 0
 
-    def run(self, plan: PoolingPlan) -> PoolingResult:
+    def run(self, plan: EncodingPlan) -> EncodingResult:
         """Encodes the images of a step that are not kept."""
         start, encoded = time.monotonic(), 0
         outputs: list[EncodedRows | str] = []
@@ -51,7 +51,7 @@ class EncoderRunner:
                 encoded += 1
                 self._keep(each.image.digest, found)
         milliseconds = (time.monotonic() - start) * 1000
-        return PoolingResult(outputs, milliseconds, milliseconds, encoded)
+        return EncodingResult(outputs, milliseconds, milliseconds, encoded)
 
     def _encode(self, image: Image) -> EncodedRows | str:
         """The embeddings, or why there are none."""
@@ -91,7 +91,7 @@ class EncoderRank(BaseRank[EncoderRunner]):
         """
         super().__init__(lambda _: make(), lambda _: None, device)
 
-    def run(self, plan: PoolingPlan) -> PoolingResult:
+    def run(self, plan: EncodingPlan) -> EncodingResult:
         """See EncoderRunner.run."""
         self._profiler.begin_step()
         with self._profiler.part("compute"):

@@ -27,8 +27,8 @@ _LAYERS = (
     (r"^encoder\.layer\.", "layers."), (r"\.attention\.self\.query\.", ".self_attn.q_proj."),
     (r"\.attention\.self\.key\.", ".self_attn.k_proj."), (r"\.attention\.self\.value\.", ".self_attn.v_proj."),
     (r"\.attention\.output\.dense\.", ".self_attn.o_proj."), (r"\.attention\.output\.LayerNorm\.", ".attention_norm."),
-    (r"\.intermediate\.dense\.", ".mlp.fc_in."), (r"(layers\.\d+)\.output\.dense\.", r"\1.mlp.fc_out."),
-    (r"(layers\.\d+)\.output\.LayerNorm\.", r"\1.output_norm."),
+    (r"\.intermediate\.dense\.", ".mlp.fc_in."), (r"layers\.(\d+)\.output\.dense\.", r"layers.\1.mlp.fc_out."),
+    (r"layers\.(\d+)\.output\.LayerNorm\.", r"layers.\1.output_norm."),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from engine_svc.models.config import activation
 from engine_svc.models.encoder_config import HEAD, NOBODYS, EncoderConfig, HeadConfig, HeadLayer, encoder_config
 
 _LAYERS = (
-    (r"^transformer\.layer\.", "layers."), (r"\.attention\.([qkv])_lin\.", r".self_attn.\1_proj."),
+    (r"^transformer\.layer\.", "layers."), (r"\.attention\.(q|k|v)_lin\.", r".self_attn.\1_proj."),
     (r"\.attention\.out_lin\.", ".self_attn.o_proj."), (r"\.sa_layer_norm\.", ".attention_norm."),
     (r"\.ffn\.lin1\.", ".mlp.fc_in."), (r"\.ffn\.lin2\.", ".mlp.fc_out."), (r"\.output_layer_norm\.", ".output_norm."),
     (r"^vocab_(transform|layer_norm|projector)\.", NOBODYS),

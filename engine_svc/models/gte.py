@@ -13,7 +13,7 @@ from quire.errors import StartupError
 # Names in the checkpoints' own formats, and in that of Transformers.
 _NAMES = (
     (r"^(gte|new|nomic_bert|bert|model)\.", ""), (r"^emb_ln\.", "embedding_norm."),
-    (r"^encoder\.layers?\.", "layers."), (r"\.attn\.Wqkv\.", ".self_attn.qkv_proj."),
+    (r"^encoder\.(layers|layer)\.", "layers."), (r"\.attn\.Wqkv\.", ".self_attn.qkv_proj."),
     (r"\.attn\.out_proj\.", ".self_attn.o_proj."), (r"\.attention\.(qkv|o)_proj\.", r".self_attn.\1_proj."),
     (r"\.(norm1|attn_ln|post_attention_layernorm)\.", ".attention_norm."),
     (r"\.(norm2|mlp_ln|post_mlp_layernorm)\.", ".output_norm."), (r"\.mlp\.up_gate_proj\.", ".mlp.gate_up_proj."),

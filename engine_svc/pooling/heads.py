@@ -15,7 +15,7 @@ from engine_svc.layers.linear import ReplicatedLinear
 from engine_svc.layers.norm import LayerNorm
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.loader.formats.safetensors_files import opened
-from engine_svc.models.encoder_config import HeadLayer
+from engine_svc.models.encoder_config import HEAD, HeadLayer
 from engine_svc.native.library import Kernels
 from engine_svc.ops.base import Product
 from engine_svc.ops.registry import create_ops
@@ -31,8 +31,7 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProx
 
 def in_float32(context: LayerContext, kernels: Kernels | None) -> LayerContext:
     """The context of layers that compute in float32, for a model of any dtype."""
-    ops = create_ops(kernels, torch.float32, context.device)
-    return replace(context, dtype=torch.float32, ops=ops, adapters=None)
+    return replace(context, dtype=torch.float32, ops=create_ops(kernels, torch.float32, context.device))
 
 
 class _Layer(ReplicatedLinear):
@@ -44,6 +43,11 @@ class _Layer(ReplicatedLinear):
         self.norm: LayerNorm | None = None
         if layer.norm_epsilon is not None:
             self.norm = LayerNorm(layer.size, layer.norm_epsilon, context=context, bias=layer.norm_bias)
+
+    def adapted(self, product: Product, weight: torch.Tensor) -> Product:
+        """See ReplicatedLinear.adapted; adapters may replace the whole matrix."""
+        adapters, context = self._context.adapters, self._context
+        return adapters.classes(context.path, product, weight, self.bias, context.ops) if adapters else product
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [rows, inputs] → [rows, outputs]."""
@@ -60,7 +64,12 @@ class Head(torch.nn.Sequential):
             context: for float32 layers.
         """
         sizes = (hidden_size, *(layer.size for layer in layers))
-        super().__init__(*(_Layer(size, layer, context) for size, layer in zip(sizes, layers, strict=False)))
+        super().__init__(
+            *(
+                _Layer(size, layer, context.at(f"{HEAD}{index}"))
+                for index, (size, layer) in enumerate(zip(sizes, layers, strict=False))
+            )
+        )
 
 
 class TokenRows(torch.nn.Module):

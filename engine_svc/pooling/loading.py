@@ -16,9 +16,10 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.media import load_encoder_of, with_head_told
-from engine_svc.loader.model import division_told, longest_sequence, place_layers
+from engine_svc.loader.model import adapter_layers, division_told, longest_sequence, place_layers
 from engine_svc.loader.own_dtype import read_config_to_load
 from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
+from engine_svc.lora.layers import AdapterLayers
 from engine_svc.models.attention_heads import has_one_kind_of_cache
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder import Decoder
@@ -34,10 +35,10 @@ from engine_svc.models.registry import (
     unsupported,
 )
 from engine_svc.parallel.group import ParallelGroups
+from engine_svc.plan import PoolingSpec
 from engine_svc.pooling.heads import Head, TokenRows, dense_layer, in_float32
 from engine_svc.pooling.pooler import Pooler, Transform
 from engine_svc.pooling_form.form import PoolingForm
-from engine_svc.pooling_plan import PoolingSpec
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 
@@ -63,6 +64,7 @@ class PooledModel:
     max_model_len: int
     batch_invariant: bool
     images: MediaEncoder | None = None  # None if it reads text only
+    adapters: AdapterLayers | None = None  # None if no adapters are served
 
 
 @torch.inference_mode()
@@ -90,8 +92,10 @@ def load_pooled(
     with division_told(groups):
         context, attention = place_layers(raw, config, options, groups, device)
         kind = Encoder if isinstance(config, EncoderConfig) else Decoder
-        model: Encoder | Decoder = kind(config, context, attention, longest)  # type: ignore[arg-type]  # kind fits config
-        narrow = in_float32(context, attention.kernels)
+        adapters = adapter_layers(options.lora, config, context)
+        adapted = replace(context, adapters=adapters)
+        model: Encoder | Decoder = kind(config, adapted, attention, longest)  # type: ignore[arg-type]  # kind fits config
+        narrow = in_float32(adapted, attention.kernels)
         stands = _head(config, form, head, tokens, narrow)
         if isinstance(stands, Head) or (stands is not None and not config.tie_word_embeddings):
             model.add_module(HEAD[:-1], stands)
@@ -105,9 +109,9 @@ def load_pooled(
     classes = stands if form.has_classes else None
     spec = _spec(config, form, pooling)
     invariant = context.ops.batch_invariant and attention.batch_invariant
-    pooler = Pooler(form, pooling, classes, dense, context.ops)
+    pooler = Pooler(form, pooling, classes, dense, context.ops, adapters)
     images = load_encoder_of(folder, whole, options, context.dtype, device)
-    return PooledModel(model, attention, pooler, form, spec, longest, invariant, images)
+    return PooledModel(model, attention, pooler, form, spec, longest, invariant, images, adapters)
 
 
 def _as_generator(raw: dict[str, Any], form: PoolingForm) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from engine_svc.lora.layers import AdapterLayers
 from engine_svc.ops.base import Ops
+from engine_svc.pooling.adapters import adapter_slots
 from engine_svc.pooling_form.form import CLASSIFY, EMBED, TOKEN_EMBED, PoolingForm
 from engine_svc.pooling_plan import PooledSequence
 from engine_svc.transfer import to_device
@@ -32,14 +35,17 @@ class Pooler:
     """Computes an output for each sequence, which depends on that sequence alone."""
 
     def __init__(
-        self, form: PoolingForm, pooling: str, head: Transform | None, dense: Transform | None, ops: Ops
-    ) -> None:
+        self, form: PoolingForm, pooling: str, head: Transform | None, dense: Transform | None, ops: Ops,
+        adapters: AdapterLayers | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             pooling: how sequences are pooled: CLS, LAST or MEAN.
             head: computes classes, float32 [rows, hidden_size] → [rows, classes].
             dense: applied to pooled vectors, or to each token in late-interaction models.
+            adapters: of the head's layers, too; None if no adapters are served.
         """
+        self._adapters = adapters
         self._form, self._pooling, self._head, self._dense, self._ops = form, pooling, head, dense, ops
 
     def pool(self, hidden: HiddenStates, sequences: Sequence[PooledSequence]) -> list[torch.Tensor]:
@@ -73,7 +79,7 @@ class Pooler:
         return [_cut(values, sequence) for values, sequence in zip(pooled, sequences, strict=True)]
 
     def _classes(self, pooled: torch.Tensor, sequences: Sequence[PooledSequence]) -> Sequence[torch.Tensor]:
-        logits = self._logits(pooled)
+        logits = self._logits(pooled, sequences)
         active = self._activate(logits)
         return [active[i] if sequence.use_activation else logits[i] for i, sequence in enumerate(sequences)]
 
@@ -85,18 +91,30 @@ class Pooler:
         """
         if sequence.task == TOKEN_EMBED:
             is_projected = self._form.is_late_interaction and self._dense is not None
-            return _cut(self._dense(hidden) if is_projected and self._dense else hidden, sequence)
+            with self._rows([sequence] * len(hidden)):
+                return _cut(self._dense(hidden) if is_projected and self._dense else hidden, sequence)
         form = self._form
         if form.is_by_steps:
             hidden = hidden[torch.tensor(sequence.token_ids, device=hidden.device) == form.step_tag_id]
-        logits = self._logits(hidden)
+        logits = self._logits(hidden, [sequence] * len(hidden))
         if form.returned_token_ids:
             logits = logits[:, list(form.returned_token_ids)]
         return self._activate(logits) if sequence.use_activation else logits
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _rows(self, sequences: Sequence[PooledSequence]) -> contextlib.AbstractContextManager[None]:
+        """Context in which a head's rows are computed: row i is of sequences[i]."""
+        if self._adapters is None:
+            return contextlib.nullcontext()
+        return self._adapters.rows(adapter_slots(sequences))
+
+    def _logits(self, hidden: torch.Tensor, sequences: Sequence[PooledSequence]) -> torch.Tensor:
+        """
+        Args:
+            sequences: of each row.
+        """
         assert self._head is not None
-        logits = self._head(hidden)
+        with self._rows(sequences):
+            logits = self._head(hidden)
         if self._form.logit_mean or self._form.logit_sigma != 1.0:
             logits = (logits - self._form.logit_mean) / self._form.logit_sigma
         return logits

@@ -22,6 +22,7 @@ from engine_svc.models.encoder import Encoder
 from engine_svc.native.calls import NotRecordable
 from engine_svc.parallel.group import ParallelGroups
 from engine_svc.plan import KvCacheSpec
+from engine_svc.pooling.adapters import PooledAdapters, are_adapted
 from engine_svc.pooling.images import StepImages
 from engine_svc.pooling.inputs import FlatBatch, Inputs, Room
 from engine_svc.pooling.loading import load_pooled
@@ -88,23 +89,25 @@ class PoolingRunner:
         most = max(self._budget, self._loaded.max_model_len)
         self._most_sequences = options.scheduler.most_sequences
         self._num_blocks = -(-most // shape.block_size) + min(self._most_sequences, most)
+        self._adapters = PooledAdapters(loaded.adapters, most)
         self._cache: torch.Tensor | None = None
-        self._recorded: RecordedPass | None = None
+        # Recorded passes, by whether they have adapters; None means that they cannot be recorded.
+        self._recorded: dict[bool, RecordedPass | None] = {}
         keep_freed_memory()  # from now on, so not memory that loading has freed
 
     def allocate(self) -> None:
         """Allocates the cache blocks and runs warm-up steps, unless that has been done."""
         if self._cache is None:
             (self._cache,) = self._loaded.attention.allocate(self._num_blocks, 1)
-            self._recorded = self._record()
             self._warm_up()
 
     def release_caches(self) -> None:
         """Frees everything but the weights."""
-        self._cache = self._recorded = None
+        self._cache, self._recorded = None, {}
 
     def close(self) -> None:
-        """Does nothing, as nothing runs in the background."""
+        """Stops reading adapters."""
+        self._adapters.close()
 
     def spec(self) -> KvCacheSpec:
         """What the control side must know about the model; there is no KV cache."""
@@ -120,7 +123,8 @@ class PoolingRunner:
             accepts_videos=MediaKind.VIDEO in self._images.kinds,
             accepts_audio=MediaKind.AUDIO in self._images.kinds,
             cpu_kernels="" if self._device.type != "cpu" else kernels.level if kernels else "torch",
-            batch_invariant=loaded.batch_invariant, pooling=loaded.spec,
+            batch_invariant=loaded.batch_invariant, adapter_modules=self._adapters.modules,
+            adapter_heads=self._adapters.heads, pooling=loaded.spec,
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -133,6 +137,7 @@ class PoolingRunner:
             Exception: no sequence succeeds, of those whose images do not fail.
         """
         start = time.perf_counter()
+        self._adapters.begin(plan.adapters)
         placed = self._images.place(plan.sequences)
         outputs: list[PooledOutput | str] = [each if isinstance(each, str) else "" for each in placed]
         fit = {
@@ -144,7 +149,8 @@ class PoolingRunner:
         for index, output in zip(fit, found, strict=True):
             outputs[index] = output
         encoded = len({image.digest for each in plan.sequences for image in each.images})
-        return PoolingResult(outputs, seconds * 1000, (time.perf_counter() - start) * 1000, encoded)
+        milliseconds = (time.perf_counter() - start) * 1000
+        return PoolingResult(outputs, seconds * 1000, milliseconds, encoded, self._adapters.take_read())
 
     def _run(self, sequences: Sequence[_Placed]) -> tuple[list[PooledOutput | str], float]:
         """Returns what each sequence gets, and how many seconds the model took."""
@@ -189,10 +195,27 @@ class PoolingRunner:
     def _forward(self, sequences: Sequence[_Placed]) -> HiddenStates:
         batch = FlatBatch.of([each.sequence for each in sequences], self._loaded.attention.shape.block_size)
         batch = self._images.put(batch, [each.images for each in sequences])
-        hidden = None if self._recorded is None else self._recorded.run(batch)
+        own = [each.sequence for each in sequences]
+        hidden = self._replay(batch, own)
         if hidden is None:
-            hidden = self._pass(batch.inputs(self._device), batch.embedded)
+            with self._adapters.rows(own):
+                hidden = self._pass(batch.inputs(self._device), batch.embedded)
         return HiddenStates(hidden, torch.from_numpy(batch.starts))
+
+    def _replay(self, batch: FlatBatch, sequences: Sequence[PooledSequence]) -> torch.Tensor | None:
+        """The hidden states by a recorded pass; None if the model's code must run."""
+        if not (is_adapted := are_adapted(sequences)):
+            return self._run_recorded(batch, is_adapted)
+        if not self._adapters.are_recordable or len(batch.token_ids) > self._budget:
+            return None
+        with self._adapters.rows(sequences, self._budget):
+            return self._run_recorded(batch, is_adapted)
+
+    def _run_recorded(self, batch: FlatBatch, is_adapted: bool) -> torch.Tensor | None:
+        if is_adapted not in self._recorded:
+            self._recorded[is_adapted] = self._record()
+        found = self._recorded[is_adapted]
+        return None if found is None else found.run(batch)
 
     def _pass(self, inputs: Inputs, embedded: EmbeddedRows | None = None) -> torch.Tensor:
         """Runs a forward pass; returns hidden states [tokens, hidden_size]."""

@@ -5,19 +5,8 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, replace
 
+from engine_svc.pooling_plan import EncodingInput
 from quire.images import Image
-
-
-@dataclass(frozen=True)
-class EncodingInput:
-    """The only input of a request."""
-
-    image: Image
-
-    @property
-    def token_ids(self) -> range:
-        """As many as the image has tokens."""
-        return range(self.image.num_tokens)
 
 
 @dataclass(frozen=True)
@@ -28,6 +17,7 @@ class EncodingRequest:
     request_id: str
     timeout_seconds: float | None = None
     priority: int = 0
+    model: str = ""  # the one that is served
 
     @property
     def inputs(self) -> tuple[EncodingInput, ...]:
@@ -38,6 +28,10 @@ class EncodingRequest:
     def num_tokens(self) -> int:
         """Tokens of the image."""
         return self.image.num_tokens
+
+    @property
+    def adapter(self) -> None:
+        """See OneShotRequest: encoders have no adapters."""
 
     @property
     def content_bytes(self) -> int:
@@ -62,6 +56,6 @@ class EncodingFacts:
         """Bytes of the image."""
         return request.image.num_bytes
 
-    def sequence(self, request: EncodingRequest, index: int) -> EncodingInput:
+    def sequence(self, request: EncodingRequest, index: int, adapter_slot: int) -> EncodingInput:
         """The image."""
         return request.inputs[index]

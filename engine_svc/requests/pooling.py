@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine_svc.adapters.adapter import Adapter
 from engine_svc.pooling_plan import PooledSequence
 from engine_svc.requests.request import RequestLimits
 from engine_svc.requests.validation import check_identity, check_model_name
@@ -44,6 +45,7 @@ class PoolingRequest:
     use_activation: bool | None = None
     priority: int = 0
     timeout_seconds: float | None = None
+    adapter: Adapter | None = None  # resolved from `model` on arrival
 
     @property
     def content_bytes(self) -> int:
@@ -78,7 +80,7 @@ class PoolingFacts:
     default_prompt_name: str = ""
     dimensions: int | None = None  # of embeddings, if the request does not set it
 
-    def sequence(self, request: PoolingRequest, index: int) -> PooledSequence:
+    def sequence(self, request: PoolingRequest, index: int, adapter_slot: int = 0) -> PooledSequence:
         """One input of a request, with defaults for what the request does not set."""
         own = request.inputs[index]
         task = request.task or self.tasks[0]
@@ -87,7 +89,7 @@ class PoolingFacts:
             own.token_ids, own.token_type_ids, task, dimensions,
             self.normalize if request.normalize is None else request.normalize,
             self.use_activation if request.use_activation is None else request.use_activation,
-            list(own.images),
+            list(own.images), adapter_slot,
         )  # fmt: skip
 
     def output_bytes(self, request: PoolingRequest) -> int:
@@ -110,7 +112,8 @@ def validate_pooling(request: PoolingRequest, limits: RequestLimits, facts: Pool
         ContextTooLong: an input exceeds the model's length.
         NotFound: the model is not served here.
     """
-    check_model_name(request.model, limits)
+    if request.adapter is None:
+        check_model_name(request.model, limits)
     check_identity(request, limits)
     _check_parameters(request, facts)
     if not request.inputs:

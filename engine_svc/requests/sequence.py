@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import abc
 
+from engine_svc.adapters.adapter import Adapter
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import PositionLogprobs, SamplingPlan
 from engine_svc.requests.repetition import RepetitionDetector
@@ -121,6 +122,11 @@ class Sequence:
         self.state = SequenceState.CREATED
         # True until they are complete: they need every prompt token computed, so the prefix cache must not be read.
         self.wants_prompt_logprobs = sampling.num_prompt_logprobs is not None and self.num_prompt_tokens > 1
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """See AdapterUser."""
+        return self.owner.request.adapter
 
     @property
     def num_output_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Adapters in the steps of a rank: tracks which adapter each slot's sequence uses."""
+"""Adapters in the steps of a rank: reads and places them, and tracks which adapter each slot's sequence uses."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from engine_svc.runner.batch import FlatBatch
 NOTHING = contextlib.nullcontext()
 
 
-class StepAdapters:
-    """The adapters of a rank's steps. If adapters are not served (no adapter layers), every method is a no-op."""
+class RankAdapters:
+    """The adapters of a rank. If adapters are not served (no adapter layers), every method is a no-op."""
 
-    def __init__(self, layers: AdapterLayers | None, max_num_seqs: int, max_rows: int) -> None:
+    def __init__(self, layers: AdapterLayers | None, max_rows: int) -> None:
         """
         Args:
             layers: None means that no adapters are served.
             max_rows: the most rows of a batch.
         """
         self._layers = layers
-        self._slots = np.zeros(max_num_seqs, np.int64)  # adapter slot on the device by runner slot; 0 means none
         self._store: AdapterStore | None = None
-        self._warms = False
         self.modules: dict[str, tuple[int, int]] = {}
+        self.heads: list[str] = []  # see KvCacheSpec.adapter_heads
         if layers is not None:
             layers.reserve(max_rows)
             reader = AdapterReader(layers.forms, layers.find, layers.settings, layers.names)
-            self.modules = reader.modules
+            self.modules, self.heads = reader.modules, sorted(reader.heads)
             self._store = AdapterStore(layers, reader.read)
 
     def begin(self, changes: AdapterChanges) -> None:
@@ -49,6 +48,19 @@ class StepAdapters:
         """Stops reading adapters."""
         if self._store is not None:
             self._store.close()
+
+
+class StepAdapters(RankAdapters):
+    """The adapters of a rank that generates, by the slots of its sequences."""
+
+    def __init__(self, layers: AdapterLayers | None, max_num_seqs: int, max_rows: int) -> None:
+        """
+        Args:
+            layers, max_rows: see RankAdapters.
+        """
+        super().__init__(layers, max_rows)
+        self._slots = np.zeros(max_num_seqs, np.int64)  # adapter slot on the device by runner slot; 0 means none
+        self._warms = False
 
     def add(self, sequence: NewSequence) -> None:
         """Records the adapter of a sequence that takes a slot of the runner."""

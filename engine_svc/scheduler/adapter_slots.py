@@ -15,11 +15,11 @@ import itertools
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, Protocol, TypeVar
 
 from engine_svc.adapters.adapter import Adapter
 from engine_svc.plan import AdapterChanges, AdapterPlacement
 from engine_svc.requests.outputs import AdapterLoad
-from engine_svc.requests.sequence import Sequence
 
 # Sequences that may overtake one that is set aside before a slot is reserved for it. In simulations with 64 adapters, 4
 # slots, 16 running sequences and 16 waiting ones, having no bound did not start more sequences per step; allowing no
@@ -28,11 +28,34 @@ MOST_OVERTAKING = 32
 _CHANGED = "its files have changed since it was loaded; load it again, in place"
 
 
-def _order(sequence: Sequence) -> tuple[int, int, int]:
+class AdapterUser(Protocol):
+    """A sequence, or a pooling request, that may need an adapter.
+
+    Attributes:
+        adapter_slot: the slot that it holds; 0 for none. Written by AdapterSlots alone.
+    """
+
+    adapter_slot: int
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter that it runs with; None for none."""
+        ...
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Lower goes first; no two are equal."""
+        ...
+
+
+User = TypeVar("User", bound=AdapterUser)
+
+
+def _order(sequence: AdapterUser) -> tuple[int, int, int]:
     return sequence.order
 
 
-class _Entry:
+class _Entry(Generic[User]):
     """State of an adapter while a request uses it or it is kept in memory."""
 
     __slots__ = ("adapter", "aside", "gone", "is_read", "num_overtaking", "num_requests", "num_running", "slot",
@@ -46,7 +69,7 @@ class _Entry:
         self.num_requests = 0
         self.num_running = 0  # sequences that hold the slot
         self.used = 0  # logical time of the last use; greater is later
-        self.aside: list[Sequence] = []  # sequences waiting for the adapter, by `Sequence.order`
+        self.aside: list[User] = []  # sequences waiting for the adapter, by `Sequence.order`
         self.num_overtaking = 0  # sequences that started ahead of those set aside
         self.gone: Callable[[], None] | None = (
             None  # set once the adapter is retired; called when its last request ends
@@ -62,7 +85,7 @@ class _Entry:
         return not self.num_running and not (self.aside and self.order < order)
 
 
-class AdapterSlots:
+class AdapterSlots(Generic[User]):
     """Owns the device slots and host memory places. Single-threaded unless a method says otherwise."""
 
     def __init__(self, num_slots: int = 0, num_places: int = 0) -> None:
@@ -72,11 +95,11 @@ class AdapterSlots:
             num_places: adapters that host memory holds, including those that are also on the device.
         """
         self._num_places = num_places
-        self._entries: dict[int, _Entry] = {}  # by the adapter's key
-        self._slots: dict[int, _Entry | None] = dict.fromkeys(range(1, num_slots + 1))
-        self._claims: dict[int, _Entry] = {}  # slot → the adapter that it is reserved for
-        self._set_aside: dict[Sequence, _Entry] = {}
-        self._reading: dict[int, _Entry] = {}  # by wire key
+        self._entries: dict[int, _Entry[User]] = {}  # by the adapter's key
+        self._slots: dict[int, _Entry[User] | None] = dict.fromkeys(range(1, num_slots + 1))
+        self._claims: dict[int, _Entry[User]] = {}  # slot → the adapter that it is reserved for
+        self._set_aside: dict[User, _Entry[User]] = {}
+        self._reading: dict[int, _Entry[User]] = {}  # by wire key
         self._wire_keys = itertools.count(1)
         self._uses = itertools.count(1)
         self._dropped: list[int] = []
@@ -115,9 +138,9 @@ class AdapterSlots:
 
     # Sequences.
 
-    def admit(self, sequence: Sequence) -> bool:
+    def admit(self, sequence: User) -> bool:
         """Whether a sequence may start: it needs no adapter or now holds its adapter's slot. Else sets it aside."""
-        adapter = sequence.owner.request.adapter
+        adapter = sequence.adapter
         if adapter is None or sequence.adapter_slot:
             return True
         entry = self._entries[adapter.key]
@@ -131,7 +154,7 @@ class AdapterSlots:
         self._hold(entry, sequence)
         return True
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: User) -> None:
         """Returns the adapter slot that a sequence holds, if any."""
         if sequence.adapter_slot:
             entry = self._slots[sequence.adapter_slot]
@@ -139,7 +162,7 @@ class AdapterSlots:
             entry.num_running -= 1
             sequence.adapter_slot = 0
 
-    def forget(self, sequence: Sequence) -> bool:
+    def forget(self, sequence: User) -> bool:
         """Removes a sequence from those set aside; returns whether it was one of them."""
         entry = self._set_aside.pop(sequence, None)
         if entry is None:
@@ -150,7 +173,7 @@ class AdapterSlots:
         return True
 
     @property
-    def set_aside(self) -> Iterable[Sequence]:
+    def set_aside(self) -> Iterable[User]:
         """The sequences that are set aside. May be read from any thread."""
         return list(self._set_aside)
 
@@ -159,14 +182,14 @@ class AdapterSlots:
         """Number of sequences that are set aside. May be read from any thread."""
         return len(self._set_aside)
 
-    def settle(self) -> list[Sequence]:
+    def settle(self) -> list[User]:
         """Advances the adapters that sequences wait for, at the beginning of a step.
 
         Returns:
             The sequences that no longer wait. The first one for each adapter holds its slot; the others must call
             `admit` again.
         """
-        freed: list[Sequence] = []
+        freed: list[User] = []
         if not self._set_aside:
             return freed
         for entry in sorted((each for each in self._entries.values() if each.aside), key=lambda each: each.order):
@@ -191,7 +214,7 @@ class AdapterSlots:
         self._dropped, self._placed, self._read = [], {}, {}
         return changes
 
-    def end_reads(self, read: Mapping[int, str]) -> list[tuple[Sequence, str]]:
+    def end_reads(self, read: Mapping[int, str]) -> list[tuple[User, str]]:
         """Books the finished reads of adapters into host memory.
 
         Args:
@@ -200,7 +223,7 @@ class AdapterSlots:
         Returns:
             The sequences waiting for adapters that could not be read, each with the error.
         """
-        failed: list[tuple[Sequence, str]] = []
+        failed: list[tuple[User, str]] = []
         for entry in [self._reading[wire_key] for wire_key in read if wire_key in self._reading]:
             error = read[entry.wire_key] or (_CHANGED if entry.adapter.has_changed() else "")
             if error:
@@ -226,14 +249,14 @@ class AdapterSlots:
         for entry in list(self._entries.values()):
             self._drop(entry)
 
-    def loads(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> tuple[AdapterLoad, ...]:
+    def loads(self, running: Iterable[User], waiting: Iterable[User]) -> tuple[AdapterLoad, ...]:
         """Load of each adapter on the device or with sequences, sorted by name. May be called from any thread."""
         runs, waits = _count(running), _count(waiting)
         there = {entry.adapter.name for entry in list(self._slots.values()) if entry and entry.gone is None}
         names = sorted(there | runs.keys() | waits.keys())
         return tuple(AdapterLoad(name, name in there, runs[name], waits[name]) for name in names)
 
-    def check(self, sequences: Iterable[Sequence]) -> None:
+    def check(self, sequences: Iterable[User]) -> None:
         """Verifies that no slot or place is lost.
 
         Args:
@@ -261,10 +284,10 @@ class AdapterSlots:
         }:
             raise RuntimeError("adapters are being read that nobody wants, or wanted and not read")
 
-    def _entry(self, adapter: Adapter) -> _Entry:
+    def _entry(self, adapter: Adapter) -> _Entry[User]:
         return self._entries.setdefault(adapter.key, _Entry(adapter))
 
-    def _forget_unused(self, entry: _Entry) -> None:
+    def _forget_unused(self, entry: _Entry[User]) -> None:
         """If no request uses the adapter, drops it if it is retired, and forgets it if it is not in memory."""
         if entry.num_requests:
             return
@@ -274,7 +297,7 @@ class AdapterSlots:
         if not entry.wire_key:
             self._entries.pop(entry.adapter.key, None)
 
-    def _hold(self, entry: _Entry, sequence: Sequence) -> None:
+    def _hold(self, entry: _Entry[User], sequence: User) -> None:
         sequence.adapter_slot = entry.slot
         entry.num_running += 1
         entry.num_overtaking = 0
@@ -282,7 +305,7 @@ class AdapterSlots:
             if other.aside and other.order < sequence.order:
                 other.num_overtaking += 1
 
-    def _get_on(self, entry: _Entry, order: tuple[int, int, int]) -> bool:
+    def _get_on(self, entry: _Entry[User], order: tuple[int, int, int]) -> bool:
         """Advances an adapter one step towards a slot; returns whether a sequence with this order may hold it now."""
         if entry.slot:
             return self._may_take(entry.slot, order)
@@ -315,7 +338,7 @@ class AdapterSlots:
         ]
         return min(free)[1] if free else 0
 
-    def _place(self, entry: _Entry, slot: int) -> None:
+    def _place(self, entry: _Entry[User], slot: int) -> None:
         last = self._slots[slot]
         if last is not None:
             last.slot = 0
@@ -323,13 +346,13 @@ class AdapterSlots:
         self._placed[slot] = AdapterPlacement(slot, entry.wire_key)
         self._clear_claims(entry)
 
-    def _claim(self, entry: _Entry) -> None:
+    def _claim(self, entry: _Entry[User]) -> None:
         """Reserves for an adapter the unclaimed slot whose current adapter was least recently used."""
         slots = [(last.used if last else 0, slot) for slot, last in self._slots.items() if slot not in self._claims]
         if slots:
             self._claims[min(slots)[1]] = entry
 
-    def _clear_claims(self, entry: _Entry) -> None:
+    def _clear_claims(self, entry: _Entry[User]) -> None:
         entry.num_overtaking = 0
         self._claims = {slot: claimant for slot, claimant in self._claims.items() if claimant is not entry}
 
@@ -348,7 +371,7 @@ class AdapterSlots:
         self._drop(last)
         return True
 
-    def _drop(self, entry: _Entry) -> None:
+    def _drop(self, entry: _Entry[User]) -> None:
         """Removes an adapter from host memory and from the device."""
         if entry.slot:
             self._slots[entry.slot], entry.slot = None, 0
@@ -361,12 +384,12 @@ class AdapterSlots:
             self._entries.pop(entry.adapter.key, None)
 
 
-def _count(sequences: Iterable[Sequence]) -> Counter[str]:
+def _count(sequences: Iterable[AdapterUser]) -> Counter[str]:
     """Number of sequences by adapter name."""
-    adapters = (sequence.owner.request.adapter for sequence in sequences)
+    adapters = (sequence.adapter for sequence in sequences)
     return Counter(adapter.name for adapter in adapters if adapter is not None)
 
 
-def _key(sequence: Sequence) -> int:
-    adapter = sequence.owner.request.adapter
+def _key(sequence: AdapterUser) -> int:
+    adapter = sequence.adapter
     return adapter.key if adapter is not None else 0

@@ -46,7 +46,7 @@ class Scheduler:
         token_budget: int,
         drafter: Drafter | None = None,
         lookahead: int = 0,
-        adapters: AdapterSlots | None = None,
+        adapters: AdapterSlots[Sequence] | None = None,
         num_stages: int = 1,
         *,
         whole_images: bool = False,
@@ -61,7 +61,7 @@ class Scheduler:
             whole_images: a step computes whole images only: see ModelFacts.whole_image_tokens.
             images: by default, one that keeps a step's tokens of them.
         """
-        self.adapters = adapters or AdapterSlots()
+        self.adapters: AdapterSlots[Sequence] = adapters or AdapterSlots()
         self.images = images or ImageEncodings(token_budget)
         self._kv_cache = kv_cache
         self._options = options

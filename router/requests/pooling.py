@@ -221,8 +221,8 @@ class PoolDispatcher:
             self.waiting.enter(call)
 
     def _place(self, call: PoolCall) -> bool:
-        """Picks the least loaded worker, among equals the one whose last request is longest ago; returns False when
-        none has room.
+        """Picks the least loaded worker, among equals one that has the adapter at hand, and then the one whose last
+        request is longest ago; returns False when none has room.
 
         Raises:
             QuireError: no worker can serve it.
@@ -234,7 +234,8 @@ class PoolDispatcher:
             return False
         self._placements += 1
         tokens = call.request.prompt_tokens
-        worker.load.placed(call.request.sequences, tokens, tokens, number=self._placements)
+        adapter = call.request.model if call.request.model in worker.adapters else ""
+        worker.load.placed(call.request.sequences, tokens, tokens, adapter, number=self._placements)
         call.worker = worker
         call.attempts += 1
         call.placed.set_result(worker)
@@ -251,6 +252,9 @@ class PoolDispatcher:
         least = np.flatnonzero(tokens == tokens.min())
         if tokens[least[0]] == np.inf:
             return None
+        lacking = ready.lacking_adapter()
+        if lacking is not None and not lacking[least].all():
+            least = least[~lacking[least]]
         return ready.workers[int(least[figures[LAST_PLACED][least].argmin()])]
 
     async def _ask(self, worker: Worker, call: PoolCall) -> common_pb2.PoolResponse:

@@ -57,7 +57,7 @@ def write_adapter(
 
     Args:
         size: magnitude of what the adapter adds, relative to the inputs.
-        whole: weights that replace those of modules, by the modules' names.
+        whole: weights that replace those of modules, by the modules' names, or by their own.
         settings: further fields of adapter_config.json.
     """
     folder.mkdir(parents=True)
@@ -80,7 +80,10 @@ def write_adapter(
         tensors |= {f"{_PREFIX}{module}.{name}": each for name, each in zip(names, (a, b), strict=True)}
         product = scale * (b.double() @ a.double())
         deltas[module] = product.T if is_embedding else product
-    tensors |= {f"{_PREFIX}{module}.weight": weight for module, weight in (whole or {}).items()}
+    tensors |= {
+        f"{_PREFIX}{module}" if module.endswith((".weight", ".bias")) else f"{_PREFIX}{module}.weight": weight
+        for module, weight in (whole or {}).items()
+    }
     save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "adapter_model.safetensors")
     return MadeAdapter(folder, deltas)
 

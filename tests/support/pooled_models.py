@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import torch
 import transformers
 
 from engine_svc.config_formats.registry import read_model_config
+from engine_svc.core.pooling_engine import OneShotSteps
 from engine_svc.parallel.group import ParallelGroups
+from engine_svc.plan import AdapterChanges, AdapterPlacement, PoolingSpec
 from engine_svc.pooling.runner import PoolingRunner
 from engine_svc.pooling_form.form import pooling_form
-from engine_svc.pooling_plan import PooledOutput, PooledSequence, PoolingPlan, PoolingSpec
+from engine_svc.pooling_plan import PooledOutput, PooledSequence, PoolingPlan
 from tests.support.engine_options import engine_options
+from tests.support.waiting import WAIT_SECONDS
 
 VOCAB_SIZE, LABELS = 160, 3
 _SHAPE: dict[str, Any] = {
@@ -125,6 +129,18 @@ def sequence(token_ids: Sequence[int], task: str, types: Sequence[int] = (), **c
 def run(runner: PoolingRunner, sequences: Sequence[PooledSequence]) -> list[torch.Tensor]:
     """The results of one step for sequences."""
     return [values_of(output) for output in runner.run(PoolingPlan(1, list(sequences))).outputs]
+
+
+def place_adapters(steps: OneShotSteps[PooledSequence, PooledOutput], folders: Mapping[int, Path]) -> None:
+    """Reads adapters, and places them in slots of the device."""
+    read = steps.run(PoolingPlan(1, [], AdapterChanges(read={slot: str(each) for slot, each in folders.items()})))
+    found, deadline = dict(read.read_adapters), time.monotonic() + WAIT_SECONDS
+    while len(found) < len(folders):
+        assert time.monotonic() < deadline
+        found |= steps.run(PoolingPlan(1, [])).read_adapters
+        time.sleep(0.01)
+    assert set(found.values()) == {""}, found
+    steps.run(PoolingPlan(1, [], AdapterChanges(placed=[AdapterPlacement(slot, slot) for slot in folders])))
 
 
 def values_of(output: PooledOutput | str) -> torch.Tensor:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
-from engine_svc.executor.agreement import Reports, TransferEnds, agree
+from engine_svc.executor.agreement import Agreement, TransferEnds, agree
 from engine_svc.executor.messages import Step
 from engine_svc.parallel.layout import ParallelLayout
-from engine_svc.plan import BlockTransfer, EndedTransfer, StepPlan, StepResult, Transfers
+from engine_svc.plan import (
+    AdapterChanges,
+    BlockTransfer,
+    EndedTransfer,
+    ImageChanges,
+    StepPlan,
+    StepResult,
+    Transfers,
+)
 
 
 def result(sampled: dict[int, int], failed: dict[int, str]) -> StepResult:
@@ -47,18 +57,20 @@ def test_a_transfer_has_ended_once_it_has_on_every_rank() -> None:
 
 @pytest.mark.parametrize("field", ["read_adapters", "encoded_images"])
 def test_work_beside_the_steps_has_ended_once_it_has_on_every_rank(field: str) -> None:
-    reads = Reports(field)
+    agreement = Agreement(ParallelLayout(2))
 
-    def step(*ranks: dict[int, str]) -> dict[int, str]:
-        results = [msgspec.structs.replace(result({}, {}), **{field: told}) for told in ranks]
-        return getattr(reads.agree(results, results[0]), field)
+    def step(*ranks: dict[int, str], dropped: Sequence[int] = ()) -> dict[int, str]:
+        changes = {"read_adapters": AdapterChanges, "encoded_images": ImageChanges}[field](dropped=[*dropped])
+        fields = {"read_adapters": "adapters", "encoded_images": "images"}
+        agreement.begin(StepPlan(0, [], [], **{fields[field]: changes}))
+        found = agreement.of([msgspec.structs.replace(result({}, {}), **{field: told}) for told in ranks])
+        return getattr(found, field)
 
     assert step({}, {}) == {}
     assert step({1: "", 2: ""}, {2: "cut off"}) == {2: "cut off"}
     assert step({}, {1: ""}) == {1: ""}
     assert step({3: ""}, {}) == {}
-    reads.forget([3])
-    assert step({}, {3: ""}) == {}
+    assert step({}, {3: ""}, dropped=[3]) == {}
 
 
 def test_transfers_reach_a_rank_as_they_are() -> None:

@@ -92,7 +92,7 @@ def test_logits_of_two_tokens_as_a_score(tmp_path: Path, tied: bool) -> None:
     pairs = [each[-1, [3, 8]] for each in logits]
     close(run(runner_of(folder, tokens=(3, 8)), [sequence(each, "classify") for each in PROMPTS]), pairs)
     change_config(folder, is_original_qwen3_reranker=True)
-    engine, info = build_pooling(
+    engine, info, _ = build_pooling(
         folder, json.loads((folder / "config.json").read_text()), ModelOptions(model=str(folder)),
         engine_options(dtype="float32"),
     )  # fmt: skip
@@ -245,7 +245,7 @@ REFUSED = {
     "executor": ({"distributed_executor_backend": "ray"}, "--distributed-executor-backend ray"),
     "class": ({"worker_cls": "package.Class"}, "--worker-cls"),
     "extension": ({"worker_extension_cls": "package.Class"}, "--worker-extension-cls"),
-    "adapters": ({"enable_lora": True}, "--enable-lora"),
+    "adapters": ({"enable_lora": True, "default_mm_loras": {"image": "/a"}}, "--default-mm-loras"),
     "routed experts": ({"enable_return_routed_experts": True}, "--enable-return-routed-experts"),
     "sampling masks": ({"return_sampling_mask": True}, "--return-sampling-mask"),
     "weights from a trainer": ({"weight_transfer_config": {"backend": "nccl"}}, "--weight-transfer-config"),

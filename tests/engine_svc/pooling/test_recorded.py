@@ -25,9 +25,10 @@ def passes(runner: PoolingRunner, prompts: Sequence[Sequence[int]]) -> tuple[tor
     types = [[place % kinds for place in range(len(each))] for each in prompts]
     sequences = [sequence(each, "embed", own) for each, own in zip(prompts, types, strict=True)]
     batch = FlatBatch.of(sequences, runner.spec().block_size)
-    assert runner._recorded is not None
+    kept = runner._recorded[False]
+    assert kept is not None
     with torch.inference_mode():
-        recorded = runner._recorded.run(batch)
+        recorded = kept.run(batch)
         found = None if recorded is None else recorded.clone()
         return found, runner._pass(batch.inputs(torch.device("cpu")))
 

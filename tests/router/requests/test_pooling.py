@@ -12,7 +12,7 @@ import pytest
 
 from quire.errors import ENGINE_FAULT, DeadlineExceeded, Internal, InvalidRequest, NotFound, Overloaded, Unavailable
 from quire.rpc.status import from_rpc_error
-from quire.v1 import common_pb2, router_pb2
+from quire.v1 import common_pb2, engine_pb2, router_pb2
 from tests.router.conftest import Running, StartEngine, StartRouter
 from tests.support.engine_process import engine_process, free_port
 from tests.support.fake_engine import FakeEngine
@@ -72,6 +72,18 @@ async def test_the_worker_with_the_fewest_tokens_to_compute_gets_the_next_one(
     for _ in range(6):  # idle workers take turns
         await pool(running, request([3]))
     assert [after - b for after, b in zip(received(first, second), before, strict=True)] == [3, 3]
+
+
+async def test_idle_workers_that_have_an_adapter_at_hand_go_first(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engines = [await start_engine(pooling=EMBEDDER, max_loras=1) for _ in range(2)]
+    running = await start_router(*(engine.address for engine in engines))
+    await running.client.stub.LoadAdapter(engine_pb2.LoadAdapterRequest(name="a", path="/a"), timeout=WAIT_SECONDS)
+    for _ in range(4):
+        await pool(running, request([3], model="a"))
+    assert sorted(received(*engines)) == [0, 4]
+    assert {each.model for engine in engines for each in engine.pooling.received} == {"a"}
 
 
 async def test_what_the_workers_have_no_room_for_waits_and_tenants_take_turns(
