@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from quire.errors import InvalidRequest
 
@@ -40,3 +42,18 @@ def file_text(data: str, place: str, parameter: str) -> str:
         f"{place} is a file of {kind[:100]}, but only texts in UTF-8 can be read: send its text instead, or its pages "
         "as images.", parameter=parameter,
     )  # fmt: skip
+
+
+def file_document(file: Any, place: str, parameter: str) -> str:
+    """Returns a file, which comes as `file_data` and, optionally, `filename`, as the model reads it.
+
+    Raises:
+        InvalidRequest: it has no `file_data`, or that is not a text in base64.
+    """
+    data, name = (file.get("file_data"), file.get("filename")) if isinstance(file, Mapping) else (None, None)
+    if not isinstance(data, str):
+        raise InvalidRequest(
+            f"{place} has no file_data: Quire neither stores nor fetches files; send a text file in base64 as "
+            "file_data.", parameter=parameter,
+        )  # fmt: skip
+    return document_text(file_text(data, f"{place}.file_data", parameter), str(name or ""))

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from gateway.media.kinds import DATA_URLS, NOUNS
+from gateway.requests.documents import file_document
 from quire.bounds import MAX_MESSAGES
 from quire.errors import InvalidRequest
 from quire.images import EMBEDS, GRID
 from quire.media import MediaKind
 
+logger = logging.getLogger(__name__)
+
+# Type of a content part that is text → key of the text. Clients that speak several APIs mix the parts of all.
+TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_THINKING, _FILE = "thinking", "file"
 # Type of a content part, and the key of its URL → what it is.
 _URLS = {"image_url": MediaKind.IMAGE, "video_url": MediaKind.VIDEO, "audio_url": MediaKind.AUDIO}
+_OTHER_NAMES = {"input_image": "image_url"}  # another type of such a part → the type
 _AUDIO = "input_audio"  # a part with the audio itself, as OpenAI's clients send it
 _TENSORS = (EMBEDS, GRID)  # of a part with the embeddings of an image
 _FORMAT = re.compile(r"[\w.+-]{1,50}", re.ASCII)
@@ -61,7 +70,7 @@ def media_kinds(messages: Sequence[Mapping[str, Any]]) -> set[MediaKind]:
     """The kinds of media in messages, which need not be valid."""
     contents = (message.get("content") for message in messages)
     parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict))
-    return {kind for part in parts if (kind := _kind(part.get("type"))) is not None}
+    return {kind for part in parts if (kind := _kind(_type(part))) is not None}
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> TemplateMessages:
@@ -72,20 +81,23 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> TemplateMessages
 
     Raises:
         InvalidRequest: a message has no role, content that is neither text, image, video nor audio, or reasoning that
-            is not text.
+            is not text; or they are nested too deeply.
     """
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidRequest(f"messages must have 1 to {MAX_MESSAGES} entries.", parameter="messages")
     media: list[MediaUrl] = []
     found = [_message(message, f"messages[{index}]", media) for index, message in enumerate(messages)]
-    return TemplateMessages(msgspec.json.encode(found), tuple(media))
+    try:
+        return TemplateMessages(msgspec.json.encode(found), tuple(media))
+    except RecursionError:
+        raise InvalidRequest("messages are nested too deeply.", parameter="messages") from None
 
 
 def texts_of(message: Mapping[str, Any]) -> list[str]:
     """Returns the texts of a message's content; raises as `template_messages`."""
     content = message.get("content")
     if isinstance(content, list):
-        parts = [_part(part, f"content[{index}]", []) for index, part in enumerate(content)]
+        parts = [_part(part, f"content[{index}]", []) for index, part in _said(message)]
         return [part["text"] for part in parts if "text" in part]
     return [content] if isinstance(content, str) else []
 
@@ -98,7 +110,7 @@ def _message(message: Mapping[str, Any], place: str, media: list[MediaUrl]) -> d
     converted = {name: value for name, value in message.items() if value is not None or name == "content"}
     content = message.get("content")
     if isinstance(content, list):
-        converted["content"] = [_part(part, f"{place}.content[{index}]", media) for index, part in enumerate(content)]
+        converted["content"] = [_part(part, f"{place}.content[{index}]", media) for index, part in _said(message)]
     elif content is None and not message.get("tool_calls"):  # with tool calls, templates accept missing content
         converted["content"] = ""
     elif content is not None and not isinstance(content, str):
@@ -113,14 +125,39 @@ def _message(message: Mapping[str, Any], place: str, media: list[MediaUrl]) -> d
     return converted
 
 
+def _said(message: Mapping[str, Any]) -> list[tuple[int, Any]]:
+    """Returns the parts of a content that are no reasoning, with their indexes."""
+    return [each for each in enumerate(message["content"]) if not _is_reasoning(message, each[1])]
+
+
+def _is_reasoning(message: Mapping[str, Any], part: Any) -> bool:
+    return message.get("role") == "assistant" and isinstance(part, dict) and part.get("type") == _THINKING
+
+
 def _reasoning(message: Mapping[str, Any], place: str) -> str | None:
-    """Returns the model's reasoning, from the current field or its older name."""
+    """Returns the model's reasoning, from the current field, its older name, or parts of the content."""
     for name in ("reasoning", "reasoning_content"):
         if (reasoning := message.get(name)) is not None:
             if not isinstance(reasoning, str):
                 raise InvalidRequest(f"{place}.{name} must be a string.", parameter="messages")
             return reasoning
-    return None
+    content = message.get("content")
+    parts = list(enumerate(content)) if isinstance(content, list) else []
+    thoughts = [_thought(part, f"{place}.content[{index}]") for index, part in parts if _is_reasoning(message, part)]
+    return "".join(thoughts) if thoughts else None
+
+
+def _thought(part: Mapping[str, Any], place: str) -> str:
+    """Returns the text of a part, or of its own parts, as Mistral's clients send them."""
+    given = part.get(_THINKING)
+    pieces = given if isinstance(given, list) else [given]
+    texts = [each.get("text") if isinstance(each, dict) else each for each in pieces]
+    found = [each for each in texts if isinstance(each, str)]
+    if len(found) < len(texts):
+        raise InvalidRequest(
+            f"{place} has thinking that is neither a string nor a list of text parts.", parameter="messages"
+        )
+    return "".join(found)
 
 
 def _part(part: Any, place: str, media: list[MediaUrl]) -> dict[str, str]:
@@ -128,7 +165,7 @@ def _part(part: Any, place: str, media: list[MediaUrl]) -> dict[str, str]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     place = part.place if isinstance(part, PlacedPart) else place
-    name = part.get("type") if isinstance(part, dict) else None
+    name = _type(part)
     if name == EMBEDS:
         media.append(MediaUrl("", place, MediaKind.IMAGE, _tensors(part.get(name), place)))
         return {"type": MediaKind.IMAGE.value}
@@ -136,13 +173,27 @@ def _part(part: Any, place: str, media: list[MediaUrl]) -> dict[str, str]:
         url = _audio(part.get(name), place) if name == _AUDIO else _url(part.get(name), str(name), place)
         media.append(MediaUrl(url, place, kind))
         return {"type": kind.value}
-    given = part.get(name) if name in ("text", "refusal") else None
+    return {"type": "text", "text": _text(part, name, place)}
+
+
+def _text(part: Any, name: Any, place: str) -> str:
+    """Returns the text of a content part."""
+    if name == _THINKING:
+        return _thought(part, place)
+    if name == _FILE:
+        return file_document(part.get(_FILE), f"{place}.{_FILE}", "messages")
+    given = part.get(TEXTS[name]) if isinstance(name, str) and name in TEXTS else None
     if isinstance(given, str):
-        return {"type": "text", "text": given}
+        return given
+    named = ", ".join((*TEXTS, _THINKING, _FILE, *_URLS, *_OTHER_NAMES, _AUDIO))
     raise InvalidRequest(
-        f"{place} is of type {str(name)[:50]!r}; supported are text, {', '.join(_URLS)}, {_AUDIO} and {EMBEDS}.",
-        parameter="messages",
+        f"{place} is of type {str(name)[:50]!r}; supported are {named} and {EMBEDS}.", parameter="messages"
     )
+
+
+def _type(part: Any) -> Any:
+    name = part.get("type") if isinstance(part, dict) else None
+    return _OTHER_NAMES.get(name, name) if isinstance(name, str) else name
 
 
 def _kind(name: object) -> MediaKind | None:
@@ -195,16 +246,30 @@ def _audio(given: Any, place: str) -> str:
 def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
     """Parses the arguments of tool calls: clients send a JSON string; templates expect the object."""
     try:
-        return [_tool_call(call) for call in calls]
-    except (TypeError, KeyError, AttributeError, msgspec.DecodeError) as error:
+        return [_tool_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise InvalidRequest(
             f"{place} must be a list of calls whose function has a name and JSON arguments ({error}).",
             parameter="messages",
         ) from error
 
 
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
     function = dict(call["function"])
-    arguments = function.get("arguments") or "{}"  # a function without parameters has none
-    function["arguments"] = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
-    return {**call, "function": function}
+    return {**call, "function": function | {"arguments": _arguments(function.get("arguments"), place)}}
+
+
+def _arguments(given: Any, place: str) -> dict[str, Any]:
+    """Returns the arguments of a call; none if a model wrote what is no JSON object, such as a call that was cut off.
+
+    Clients send the conversation again and again: if that were refused, it could not go on.
+    """
+    if not given:  # a function without parameters
+        return {}
+    arguments = given
+    with suppress(msgspec.DecodeError, RecursionError):
+        arguments = msgspec.json.decode(given) if isinstance(given, str) else given
+    if isinstance(arguments, dict):
+        return arguments
+    logger.info("the arguments of %s are not a JSON object; the model reads a call without arguments", place)
+    return {}

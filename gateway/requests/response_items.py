@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.requests.documents import document_text, file_text
-from gateway.requests.messages import PlacedPart
+from gateway.requests.documents import file_document
+from gateway.requests.messages import TEXTS, PlacedPart
 from gateway.requests.response_tools import flat_name
 from gateway.requests.summaries import opened
 from gateway.tool_parsers.custom_input import PARAMETER
@@ -22,7 +22,6 @@ Content = str | list[Message]
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _IMAGE = "input_image"
 _FILE = "input_file"
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # part type → key of text
 
 
 def items_of(given: str | Sequence[Item]) -> list[Item]:
@@ -81,7 +80,7 @@ class _Conversation:
                     turn = self._turn("content", "tool_calls")
                     turn["reasoning"] = turn.get("reasoning", "") + text
             case "function_call":
-                self._call(item, place, _arguments(item, place))
+                self._call(item, place, _string(item, "arguments", place))
             case "compaction":
                 self._recall(item, place)
             case "custom_tool_call":
@@ -159,18 +158,6 @@ class _Conversation:
         )
 
 
-def _arguments(item: Item, place: str) -> str:
-    arguments = _string(item, "arguments", place)
-    try:
-        msgspec.json.decode(arguments or "{}")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(
-            f"{place} has arguments that are not valid JSON ({error}): a call that was cut off by max_output_tokens "
-            "cannot be continued; leave it out, or continue from an earlier response.", parameter="input",
-        ) from None  # fmt: skip
-    return arguments
-
-
 def _string(item: Item, name: str, place: str) -> str:
     if not isinstance(text := item.get(name), str):
         raise InvalidRequest(f"{place}.{name} must be a string.", parameter="input")
@@ -222,24 +209,14 @@ def _parts(content: Any, place: str) -> list[Item]:
 def _part(part: Item, place: str) -> str:
     kind = part.get("type")
     if kind == _FILE:
-        return _file(part, place)
-    if not isinstance(kind, str) or kind not in _TEXTS:
+        return file_document(part, place, "input")
+    if not isinstance(kind, str) or kind not in TEXTS:
         raise InvalidRequest(
             f"{place} is of type {str(kind)[:50]!r}, which is not supported here. Supported are input_text, "
             "output_text, input_file and, from the user and from tools, input_image.",
             parameter="input",
         )
-    return _string(part, _TEXTS[kind], place)
-
-
-def _file(part: Item, place: str) -> str:
-    """Returns a file as part of the text."""
-    if not isinstance(data := part.get("file_data"), str):
-        raise InvalidRequest(
-            f"{place} is of type {_FILE!r} without file_data: Quire neither stores nor fetches files; send a text file "
-            "in base64 as file_data.", parameter="input",
-        )  # fmt: skip
-    return document_text(file_text(data, f"{place}.file_data", "input"), str(part.get("filename") or ""))
+    return _string(part, TEXTS[kind], place)
 
 
 def _reasoning(item: Item, place: str) -> str:

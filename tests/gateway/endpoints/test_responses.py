@@ -146,7 +146,7 @@ async def test_what_the_model_is_asked(gateway: GatewayStack) -> None:
             [{"role": "system", "content": "S\n\nD"}, user],
         ),
         (
-            {"input": [user, thought, said, CALL, result]},
+            {"input": [user, thought, said, CALL | {"arguments": '{"a'}, result]},  # cut off: without arguments
             [user, turn, {"role": "tool", "tool_call_id": "t", "content": "R"}],
         ),
         (
@@ -289,12 +289,11 @@ async def test_a_request_that_fails(start_replicas: StartReplicas) -> None:
         ({"input": ""}, "input"),
         ({"input": [{"role": "tool", "content": "A"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": 1}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "x"}]}]}, "'input_file'"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "'input_file'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "x"}]}]}, "file_data"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "file_data"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "'x'"),
         ({"input": [{"type": "function_call", "call_id": "x", "name": "f"}]}, "input[0].arguments"),
-        ({"input": [{"role": "assistant", "content": "B"}, CALL | {"arguments": "{"}]}, "input[1] has arguments"),
         ({"input": [{"type": "reasoning", "content": "x"}]}, "input[0].content"),
         ({"tools": [SEARCH], "tool_choice": "required"}, "tool_choice needs tools"),
         ({"tools": [*TOOLS, SEARCH], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [SEARCH]}},

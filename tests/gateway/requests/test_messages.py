@@ -35,6 +35,56 @@ def test_a_call_without_arguments_has_an_empty_object_of_them(given: dict[str, A
     assert (message["content"], message["tool_calls"][0]["function"]["arguments"]) == (None, arguments)
 
 
+@pytest.mark.parametrize("arguments", ['{"a": "b', "A", "[1]", "1", "null", [1], 1, '{"a": ' + "[" * 100_000])
+def test_a_call_whose_arguments_are_no_object_goes_on_without_them(arguments: Any) -> None:
+    """As vLLM does: a client sends what a model wrote, such as a call that was cut off, with each turn that follows."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    message = converted({"role": "assistant", "content": None, "tool_calls": [call]})
+    assert message["tool_calls"] == [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]
+
+
+@pytest.mark.parametrize("calls", [1, [1], [{"id": "1"}], [{"function": "f"}], [{"type": "custom", "custom": {}}]])
+def test_calls_that_are_none_are_refused(calls: Any) -> None:
+    with pytest.raises(InvalidRequest, match="tool_calls must be a list of calls"):
+        converted({"role": "assistant", "tool_calls": calls})
+
+
+def test_messages_that_are_nested_too_deeply_are_refused() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(InvalidRequest, match="messages are nested too deeply"):
+        template_messages([{"role": "user", "content": "A", "more": nested}])
+
+
+def test_parts_of_other_apis_are_what_they_are_there() -> None:
+    """Texts and images of the Responses API, files of OpenAI's chats, and thinking as Mistral's clients send it."""
+    message = {
+        "role": "user",
+        "content": [{"type": "input_text", "text": "A"}, {"type": "output_text", "text": "B", "annotations": []},
+                    {"type": "input_image", "image_url": "a:1", "detail": "auto"},
+                    {"type": "thinking", "thinking": "C"},
+                    {"type": "file", "file": {"filename": "d.txt", "file_data": "data:text/plain;base64,RA=="}}],
+    }  # fmt: skip
+    found = template_messages([message])
+    (sent,) = msgspec.json.decode(found.json)
+    assert sent["content"] == [
+        {"type": "text", "text": "A"}, {"type": "text", "text": "B"}, {"type": "image"}, {"type": "text", "text": "C"},
+        {"type": "text", "text": '<document title="d.txt">\nD\n</document>\n'},
+    ]  # fmt: skip
+    assert found.media == (MediaUrl("a:1", "messages[0].content[2]", MediaKind.IMAGE),)
+    assert media_kinds([message]) == {MediaKind.IMAGE}
+
+
+@pytest.mark.parametrize("thinking", ["AB", [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}], ["AB"]])
+def test_what_an_assistant_thought_may_be_in_its_content(thinking: Any) -> None:
+    parts = [{"type": "thinking", "thinking": thinking, "closed": True}, {"type": "text", "text": "C"}]
+    message = converted({"role": "assistant", "content": parts})
+    assert (message["reasoning"], message["content"]) == ("AB", [{"type": "text", "text": "C"}])
+    assert texts_of({"role": "assistant", "content": parts}) == ["C"]
+    assert converted({"role": "assistant", "reasoning": "D", "content": parts})["reasoning"] == "D"
+
+
 @pytest.mark.parametrize("calls", [None, []])
 def test_fields_that_are_null_are_left_out(calls: Any) -> None:
     """As OpenAI's client sends an answer back; templates take the fields' presence for calls."""
@@ -118,7 +168,15 @@ def test_images_may_come_as_embeddings() -> None:
                 {"data": "AAAA", "format": "wav;base64,"},
             )
         ),
-        ({"type": "image"}, "is of type 'image'; supported are text, image_url, video_url, audio_url, input_audio "),
+        (
+            {"type": "image"},
+            "is of type 'image'; supported are text, input_text, output_text, refusal, thinking, file, image_url, vid",
+        ),
+        *(
+            ({"type": "thinking", "thinking": given}, "has thinking that is neither a string nor a list of text parts")
+            for given in (None, 1, [1], [{"type": "text"}])
+        ),
+        *(({"type": "file", "file": given}, ".file has no file_data") for given in (None, "QQ==", {"file_id": "f"})),
         ({"type": "audio_embeds", "audio_embeds": "AAAA"}, "is of type 'audio_embeds'; supported are text, "),
         *(
             ({"type": "image_embeds", "image_embeds": given}, "needs tensors that torch.save wrote, in base64, as in ")
@@ -133,7 +191,8 @@ def test_images_may_come_as_embeddings() -> None:
     ],
 )
 def test_parts_that_are_none_of_these_are_named(part: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidRequest, match=re.escape(f"messages[0].content[1] {words}")) as caught:
+    place = "messages[0].content[1]" if words.startswith(".") else "messages[0].content[1] "
+    with pytest.raises(InvalidRequest, match=re.escape(place + words)) as caught:
         template_messages([{"role": "user", "content": ["Look", part]}])
     assert caught.value.parameter == "messages"
 
