@@ -32,15 +32,20 @@ def constraint_of(body: ConstraintFields) -> NamedConstraint | None:
     Raises:
         InvalidRequest: there are several constraints, a field that needs one is empty, or a field is malformed.
     """
-    found = [*_response_format(body.response_format), *_structured_outputs(body.structured_outputs), *_guided(body)]
+    found: dict[ConstraintRequest, str] = {}  # and where it was found
+    for parameter, form in (
+        *_response_format(body.response_format), *_structured_outputs(body.structured_outputs), *_guided(body),
+    ):  # fmt: skip
+        # Clients for servers of any age say the same in the old field and in the new one.
+        found.setdefault(form, parameter)
     if len(found) > 1:
-        first, second = (parameter for parameter, _ in found[:2])
+        first, second, *_ = found.values()
         raise InvalidRequest(
             f"{first} and {second} both constrain the output; leave one of them out.", parameter=second
         )
     if not found:
         return None
-    ((parameter, form),) = found
+    ((form, parameter),) = found.items()
     switches = body.structured_outputs or StructuredOutputs()
     request = dataclasses.replace(
         form,

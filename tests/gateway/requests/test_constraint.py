@@ -71,6 +71,7 @@ def test_texts(field: str, value: Any, request_: ConstraintRequest) -> None:
     for fields, parameter in (
         ({"structured_outputs": {field: value}}, f"structured_outputs.{field}"),
         ({f"guided_{field}": value}, f"guided_{field}"),
+        ({f"guided_{field}": value, "structured_outputs": {field: value}}, f"structured_outputs.{field}"),
     ):
         found = read(fields)
         assert found is not None
@@ -122,6 +123,7 @@ def test_old_switches() -> None:
         ({"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, "guided_choice", "response_format and"),
         ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs.grammar", "structured_outputs.re"),
         ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex", "guided_json and guided_regex"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "guided_regex", "structured_outputs.regex and"),
         ({"structured_outputs": {}}, "structured_outputs", "needs one of json"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs", "needs one of json"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "no json_schema.schema"),
