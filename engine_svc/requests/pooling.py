@@ -151,6 +151,8 @@ def _check_parameters(request: PoolingRequest, facts: PoolingFacts) -> None:
 def _check_dimensions(dimensions: int, task: str, facts: PoolingFacts) -> None:
     size = facts.embedding_size if task == "embed" else facts.token_embedding_size
     chosen = facts.matryoshka_dimensions
+    if task in _EMBED_TASKS and not facts.is_matryoshka and dimensions == size:
+        return  # all values
     if task not in _EMBED_TASKS or not facts.is_matryoshka:
         what = (
             f"task is {task}"

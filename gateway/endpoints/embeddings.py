@@ -138,6 +138,8 @@ def check_dimensions(call: PoolingCall, dimensions: int, parameter: str, task: s
         InvalidRequest: the model's vectors cannot be truncated to that size.
     """
     info = call.info
+    if task == "embed" and not info.is_matryoshka and dimensions == info.embedding_size:
+        return  # clients that create a table of vectors name the size that they have anyway
     if task != "embed" or not info.is_matryoshka:
         raise InvalidRequest(
             f"{parameter}: the model {call.model.main_name!r} is not trained for shorter vectors (Matryoshka); leave "

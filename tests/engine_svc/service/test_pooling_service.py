@@ -80,6 +80,12 @@ async def test_embeddings_of_tokens(engine: RunningEngine) -> None:
     assert np.linalg.norm(values_of(output)[0]) > 1.5
 
 
+async def test_the_size_that_vectors_have_may_be_named(engine: RunningEngine) -> None:
+    sizes: tuple[dict[str, int], ...] = ({}, {"dimensions": 384})
+    whole, named = [await engine.stub.Pool(pool_request([[101, 7592, 102]], **size)) for size in sizes]
+    assert named.outputs == whole.outputs
+
+
 async def test_what_the_model_says_of_itself(engine: RunningEngine) -> None:
     info = (await engine.stub.GetModelInfo(engine_pb2.GetModelInfoRequest())).model_info
     assert (info.runner, info.architecture, info.max_model_len, info.num_kv_blocks) == ("pooling", "BertModel", 256, 0)

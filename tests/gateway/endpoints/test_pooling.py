@@ -29,6 +29,7 @@ from tests.support.fake_pooling import (
     EMBEDDER,
     LATE_INTERACTION,
     MATRYOSHKA,
+    SIZE,
     classes,
     embedding,
     token_embeddings,
@@ -117,6 +118,8 @@ async def test_openais_own_client(stack: Stack) -> None:
             assert each.embedding == pytest.approx(embedding(await stack.ids(text)), abs=1e-6)
         cut = await client.embeddings.create(model="matryoshka", input="hi", dimensions=2, encoding_format="float")
         assert cut.data[0].embedding == pytest.approx(embedding(await stack.ids("hi"), 2), abs=1e-6)
+        whole = await client.embeddings.create(model="embedder", input="hi", dimensions=SIZE)
+        assert whole.data[0].embedding == pytest.approx(embedding(await stack.ids("hi")), abs=1e-6)
         with pytest.raises(openai.BadRequestError, match="not trained for shorter vectors"):
             await client.embeddings.create(model="embedder", input="hi", dimensions=2)
         with pytest.raises(openai.BadRequestError, match="the model supports 2, 3"):
