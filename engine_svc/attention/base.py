@@ -74,7 +74,7 @@ class AttentionShape:
     # Compressed attention: numbers of a head's plain key (without its rotated part) and value together, if prompts may
     # be attended to with them, see Expansion; 0 if not.
     expanded_dim: int = 0
-    # Queries attend to at most so many positions, which their layer chooses, see ChosenAttention; 0 means to all.
+    # Queries attend to at most so many positions, which their layer chooses, see SparseAttention; 0 means to all.
     most_chosen: int = 0
 
     @property
@@ -416,7 +416,11 @@ class AttentionBackend(ABC):
 
     def vectors(self, cache: torch.Tensor) -> torch.Tensor:
         """A view of the cached vectors, [num_blocks, block_size, head_dim], where one head's keys are the values."""
-        return cache[0, :, :, 0]
+        return self.heads(cache)[0, 0]
+
+    def heads(self, cache: torch.Tensor) -> torch.Tensor:
+        """A view of a cache: [planes, num_kv_heads, num_blocks, block_size, head_dim]."""
+        return cache.permute(0, 3, 1, 2, 4)
 
     def scales_of(self, options: AttentionOptions) -> CacheScales:
         """The scales of a layer's cached keys and values."""

@@ -1,8 +1,8 @@
 """Attention to chosen positions (DeepSeek sparse attention, DeepSeek-V3.2, 2025).
 
-A layer's indexer scores the positions that a query sees, by keys of its own that are cached beside the vectors of
-compressed attention, and the query attends to the best ones alone. Queries that see no more positions than may be
-chosen attend to all of them in the usual way.
+A layer's indexer scores the positions that a query sees, by keys of its own that are cached beside what the layer
+caches, and the query attends to the best ones alone. Queries that see no more positions than may be chosen attend to
+all of them in the usual way. Here, layers have compressed attention; see chosen_blocks.py for others.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from engine_svc.attention.reference import softmax_with_sinks
 from engine_svc.attention.stored import bits
 from engine_svc.transfer import to_device_together
 
-_BYTES = 64 << 20  # of scores or gathered vectors at a time
-CHOICE_BYTES = 3 * _BYTES  # that a choice takes: scores, their copy while they are sorted, and chosen positions
+PART_BYTES = 64 << 20  # of scores or gathered vectors at a time
+CHOICE_BYTES = 3 * PART_BYTES  # that a choice takes: scores, their copy while they are sorted, and chosen positions
 _ALIGNED = 16  # queries, so that Triton's kernels need not be compiled for other addresses
 
 
@@ -64,19 +64,25 @@ class IndexQueries(NamedTuple):
     weights: torch.Tensor  # float32 [choosing, heads]
 
 
-class ChosenAttention(ABC):
-    """The choice of positions, and attention to them, in one rank's layers with compressed attention."""
+class SparseAttention(ABC):
+    """What all choices of positions in one rank's layers have in common: which queries choose, and what is cached.
+
+    Attributes:
+        shared_layers: layers that attend to what an earlier one has chosen, without an indexer.
+        whole_layers: layers that attend to all positions, without an indexer.
+    """
 
     def __init__(
-        self, attention: AttentionBackend, keys: AttentionBackend, shared_layers: frozenset[int] = frozenset()
-    ) -> None:
+        self, attention: AttentionBackend, keys: AttentionBackend, *, shared_layers: frozenset[int] = frozenset(),
+        whole_layers: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
         """
         Args:
-            attention: caches the vectors; its shape has `most_chosen`.
+            attention: caches what queries attend to; its shape has `most_chosen`.
             keys: caches the indexers' keys, one head of them that are their own values, in blocks of the same size.
-            shared_layers: layers without an indexer; see IndexerConfig.
         """
-        self.attention, self.keys, self.shared_layers = attention, keys, shared_layers
+        self.attention, self.keys = attention, keys
+        self.shared_layers, self.whole_layers = shared_layers, whole_layers
         self.most = attention.shape.most_chosen
 
     def prepare(self, metadata: AttentionMetadata, prepare: Callable[[AttentionMetadata], Prepared]) -> Choosing | None:
@@ -125,13 +131,27 @@ class ChosenAttention(ABC):
         )  # fmt: skip
         return Others(rows, prepare(batch))
 
-    def write_vectors(
-        self, vectors: torch.Tensor, cache: torch.Tensor, choosing: Choosing, options: AttentionOptions
-    ) -> None:
-        """Caches the vectors [tokens, 1, head_dim] of all new tokens, if no `others` do."""
-        scale = self.attention.scales_of(options).key
-        scaled = vectors if scale == 1.0 else vectors / scale
-        self.attention.write(scaled, scaled, cache, choosing.metadata.slot_mapping)
+    def write(
+        self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, choosing: Choosing,
+        options: AttentionOptions,
+    ) -> None:  # fmt: skip
+        """Caches keys and values [tokens, key-value heads, head_dim] of all new tokens, if no `others` do."""
+        scales = self.attention.scales_of(options)
+        self.attention.write(_over(key, scales.key), _over(value, scales.value), cache, choosing.metadata.slot_mapping)
+
+    def _slices(self, choosing: Choosing, heads: int) -> Iterator[slice]:
+        """Choosing queries that are scored at a time."""
+        count, size = len(choosing.rows), max(1, PART_BYTES // (self._score_bytes(heads) * choosing.longest))
+        size = size // _ALIGNED * _ALIGNED or size
+        return (slice(first, min(first + size, count)) for first in range(0, count, size))
+
+    @abstractmethod
+    def _score_bytes(self, heads: int) -> int:
+        """Bytes that scoring takes for each query and position."""
+
+
+class ChosenAttention(SparseAttention):
+    """The choice of positions, and attention to them, in one rank's layers with compressed attention."""
 
     def choose(self, queries: IndexQueries, keys: torch.Tensor, choosing: Choosing) -> torch.Tensor:
         """The positions with the greatest sums over heads of weight * ReLU(query * key): int32 [choosing, most].
@@ -159,14 +179,7 @@ class ChosenAttention(ABC):
         output = self._attend(query, chosen, cache, choosing, options.scale * scale, options.sinks)
         return output if scale == 1.0 else output * scale
 
-    def _slices(self, choosing: Choosing, heads: int) -> Iterator[slice]:
-        """Choosing queries that are scored at a time."""
-        count, size = len(choosing.rows), max(1, _BYTES // (self._score_bytes(heads) * choosing.longest))
-        size = size // _ALIGNED * _ALIGNED or size
-        return (slice(first, min(first + size, count)) for first in range(0, count, size))
-
     def _score_bytes(self, heads: int) -> int:
-        """Bytes that scoring takes for each query and position."""
         return 4
 
     @abstractmethod
@@ -196,8 +209,7 @@ class TorchChosenAttention(ChosenAttention):
             own = slice(max(first, part.start) - part.start, min(end, part.stop) - part.start)
             if own.start >= own.stop:
                 continue
-            blocks = choosing.metadata.block_table[sequence, : -(-seq_len // cells.shape[1])].long()
-            known = _take(cells, (blocks,)).flatten(0, 1)[:seq_len]
+            known = known_keys(cells, choosing.metadata.block_table[sequence], seq_len)
             sums = weighted_scores(query[own], weights[own], known)
             places = torch.arange(seq_len, device=query.device)
             hidden = places > choosing.positions[part][own, None]
@@ -209,11 +221,11 @@ class TorchChosenAttention(ChosenAttention):
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         cells, output = self.attention.vectors(cache), torch.empty_like(query)
-        size = max(1, _BYTES // (self.most * query.shape[2] * query.dtype.itemsize))
+        size = max(1, PART_BYTES // (self.most * query.shape[2] * query.dtype.itemsize))
         for first in range(0, len(query), size):
             part = slice(first, first + size)
-            blocks, places = _places(chosen[part], choosing.sequences[part], choosing.metadata, cells.shape[1])
-            vectors = _take(cells, (blocks, places)).to(query.dtype)  # [queries, most, head_dim]
+            blocks, places = places_of(chosen[part], choosing.sequences[part], choosing.metadata, cells.shape[1])
+            vectors = take(cells, (blocks, places)).to(query.dtype)  # [queries, most, head_dim]
             scores = (query[part] @ vectors.transpose(1, 2)) * scale
             wide = torch.promote_types(query.dtype, torch.float32)
             shares, _ = softmax_with_sinks(scores.to(wide), None if sinks is None else sinks[:, None])
@@ -234,16 +246,33 @@ def weighted_scores(query: torch.Tensor, weights: torch.Tensor, keys: torch.Tens
     return (weights[:, None].to(wide) @ scores)[:, 0]
 
 
-def _take(cells: torch.Tensor, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def take(cells: torch.Tensor, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Takes entries, of any dtype."""
     return bits(cells)[at].view(cells.dtype)
 
 
-def _places(
+def known_keys(cells: torch.Tensor, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
+    """The keys of a sequence: [seq_len, key_dim].
+
+    Args:
+        cells: [num_blocks, block_size, key_dim]
+        block_table: int32 [blocks], of the sequence.
+    """
+    blocks = block_table[: -(-seq_len // cells.shape[1])].long()
+    return take(cells, (blocks,)).flatten(0, 1)[:seq_len]
+
+
+def places_of(
     chosen: torch.Tensor, sequences: torch.Tensor, metadata: AttentionMetadata, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks of chosen positions, and places in them."""
+    """Blocks of chosen positions [queries, ...], and places in them."""
     positions = chosen.long()
-    return metadata.block_table[sequences.long()[:, None], positions // block_size].long(), positions % block_size
+    rows = sequences.long().view(-1, *(1,) * (chosen.dim() - 1))
+    return metadata.block_table[rows, positions // block_size].long(), positions % block_size
+
+
+def _over(values: torch.Tensor, scale: float) -> torch.Tensor:
+    return values if scale == 1.0 else values / scale
 
 
 def _ranges(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

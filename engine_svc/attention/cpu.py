@@ -127,9 +127,9 @@ class CpuBackend(AttentionBackend):
         cells[0][at] = bits(to_stored(key.transpose(0, 1), cache.dtype))
         cells[-1][at] = bits(to_stored(value.transpose(0, 1), cache.dtype))
 
-    def vectors(self, cache: torch.Tensor) -> torch.Tensor:
-        """See AttentionBackend.vectors."""
-        return cache[0, 0].unflatten(-1, (self.shape.block_size, -1))
+    def heads(self, cache: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend.heads."""
+        return cache.unflatten(-1, (self.shape.block_size, -1))
 
     def attend_decode(
         self,

@@ -43,8 +43,8 @@ def create_chosen(
     if attention.name == "triton":
         from engine_svc.attention.chosen_triton import TritonChosenAttention  # Triton is imported only where it is used
 
-        return TritonChosenAttention(attention, keys, shared_layers)
-    return TorchChosenAttention(attention, keys, shared_layers)
+        return TritonChosenAttention(attention, keys, shared_layers=shared_layers)
+    return TorchChosenAttention(attention, keys, shared_layers=shared_layers)
 
 
 def _automatic(shape: AttentionShape, kernels: Kernels | None) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from engine_svc.attention.chosen import ChosenAttention
+from engine_svc.attention.chosen import SparseAttention
 from engine_svc.layers.module_names import names_in_checkpoints
 from engine_svc.layers.part import Layout, Part
 from engine_svc.ops.base import ExpertAdapters, Ops, Product
@@ -129,7 +129,7 @@ class LayerContext:
     adapters: Adapters | None = None  # None if no adapters are served
     sharing: ExpertSharing = ExpertSharing()
     present: PresentRows = field(default_factory=PresentRows)  # of the current pass
-    chosen: ChosenAttention | None = None  # None if layers attend to all positions
+    chosen: SparseAttention | None = None  # None if layers attend to all positions
     expands_heads: bool = False  # whether prompts of compressed attention may have plain keys and values; see Expansion
 
     def adapted(

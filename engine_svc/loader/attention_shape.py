@@ -56,7 +56,10 @@ def attention_shape(
         StartupError: the ranks cannot share contexts as asked.
     """
     shape = plain_shape(_heads(config, groups.tensor, kind.heads), options, dtype, device)
-    shape = replace(shape, batch_invariant=options.kernels.batch_invariant is True)
+    shape = replace(
+        shape, batch_invariant=options.kernels.batch_invariant is True,
+        most_chosen=config.indexer.most if config.indexer else 0,
+    )  # fmt: skip
     if kind.keeps_dtype:
         shape = replace(shape, cache_dtype=None)
     if latent := config.latent:
@@ -64,8 +67,7 @@ def attention_shape(
         # And sinks are not among the plain keys.
         is_plain = not options.lora.enable_lora and config.attention_sinks == "none"
         expanded_dim = latent.plain_dim + latent.value_dim if is_plain else 0
-        most_chosen = config.indexer.most if config.indexer else 0
-        shape = replace(shape, keys_are_values=True, expanded_dim=expanded_dim, most_chosen=most_chosen)
+        shape = replace(shape, keys_are_values=True, expanded_dim=expanded_dim)
     return _shared(shape, config, groups, kind.heads)
 
 

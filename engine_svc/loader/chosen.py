@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine_svc.attention.base import AttentionBackend
-from engine_svc.attention.chosen import ChosenAttention
+from engine_svc.attention.chosen import SparseAttention
+from engine_svc.attention.chosen_blocks import ChosenBlocks
 from engine_svc.attention.registry import create_backend, create_chosen
 from engine_svc.models.config import ModelConfig
-from engine_svc.models.latent_config import IndexerConfig
+from engine_svc.models.latent_config import BlockIndexerConfig, IndexerConfig
 from engine_svc.native.library import Kernels
 from engine_svc.parallel.group import ParallelGroups
 from engine_svc.parallel.stages import Stage
@@ -16,8 +17,9 @@ from quire.errors import StartupError
 
 
 def chosen_attention(
-    indexer: IndexerConfig, attention: AttentionBackend, kernels: Kernels | None, groups: ParallelGroups
-) -> ChosenAttention:
+    indexer: IndexerConfig | BlockIndexerConfig, attention: AttentionBackend, kernels: Kernels | None,
+    groups: ParallelGroups,
+) -> SparseAttention:  # fmt: skip
     """Creates the choice of positions for layers that have this attention backend.
 
     Raises:
@@ -28,8 +30,14 @@ def chosen_attention(
             "--decode-context-parallel-size is not supported for models that choose the tokens they attend to. Leave "
             f"it out, or lower --max-model-len to {indexer.most}, up to which they attend to all tokens."
         )
-    shape = replace(attention.shape, num_heads=indexer.heads, num_kv_heads=1, head_dim=indexer.head_dim, expanded_dim=0)
-    return create_chosen(attention, create_backend(attention.name, shape, kernels), indexer.shared_layers)
+    shape = replace(
+        attention.shape, num_heads=indexer.heads, num_kv_heads=1, head_dim=indexer.head_dim, keys_are_values=True,
+        expanded_dim=0,
+    )  # fmt: skip
+    keys = create_backend(attention.name, shape, kernels)
+    if isinstance(indexer, BlockIndexerConfig):
+        return ChosenBlocks(attention, keys, indexer.whole_layers, indexer.block_size, indexer.local_blocks)
+    return create_chosen(attention, keys, indexer.shared_layers)
 
 
 def check_stage(config: ModelConfig, stage: Stage) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from engine_svc.adapters.targets import TargetModules
 from engine_svc.attention.base import AttentionBackend
-from engine_svc.attention.chosen import ChosenAttention
+from engine_svc.attention.chosen import SparseAttention
 from engine_svc.attention.context import SharedContext
 from engine_svc.attention.registry import create_backend
 from engine_svc.config_formats.registry import read_model_config
@@ -120,7 +120,7 @@ class LoadedModel:
     present: PresentRows = field(default_factory=PresentRows)  # read by its layers, set by the runner
     product_rows: Sequence[int] = ()  # see Ops
     images: MediaEncoder | None = None  # None if it reads text only
-    chosen: ChosenAttention | None = None  # None if its layers attend to all positions
+    chosen: SparseAttention | None = None  # None if its layers attend to all positions
 
 
 @dataclass(frozen=True)

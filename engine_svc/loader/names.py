@@ -20,6 +20,7 @@ _OF_OTHERS = (
     "density_router.", "layerwise_projectors.", "spatial_projectors.", "mlp_AR.", "image_newline", "audio_tower.",
     "encoder.", "talker.", "token2wav.", "code2wav.", "merger.", "vit.", "visual_embeddings_table.",
     "view_separator", "view_seperator", "sam_model.", "qwen2_model.", "vision_projector.", "aligner.",
+    "patch_merge_mlp.",
 )  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _OF_TEXT = ("embed_tokens.", "layers.", "lm_head.", "norm.", "embed_tokens_per_layer.", "per_layer_", "altup_")

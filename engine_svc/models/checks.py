@@ -9,7 +9,7 @@ from engine_svc.models.attention_heads import layer_heads
 from engine_svc.models.compression_config import CompressionConfig, StreamsConfig
 from engine_svc.models.config import ModelConfig, MoeConfig, activation
 from engine_svc.models.gemma_config import AltUpConfig
-from engine_svc.models.latent_config import IndexerConfig, LatentConfig
+from engine_svc.models.latent_config import BlockIndexerConfig, IndexerConfig, LatentConfig
 from engine_svc.models.recurrent_config import (
     DeltaNetConfig,
     LightningConfig,
@@ -19,7 +19,10 @@ from engine_svc.models.recurrent_config import (
 )
 from quire.errors import StartupError
 
-Part = MoeConfig | LatentConfig | IndexerConfig | CompressionConfig | StreamsConfig | AltUpConfig | RecurrentConfig
+Part = (
+    MoeConfig | LatentConfig | IndexerConfig | BlockIndexerConfig | CompressionConfig | StreamsConfig | AltUpConfig
+    | RecurrentConfig
+)  # fmt: skip
 
 # Far beyond any real model: a mistake or a hostile file could otherwise ask for all memory.
 _MOST = {
@@ -64,7 +67,9 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
         _check_whole("sliding_window", window, 2**31)
     for moe in filter(None, config.moe):
         _check_mixture(moe)
-    if config.indexer and config.latent:
+    if isinstance(config.indexer, BlockIndexerConfig):
+        _check_block_indexer(config.indexer, config)
+    elif config.indexer and config.latent:
         _check_indexer(config.indexer, config.latent)
     if config.compression:
         _check_compression(config.compression)
@@ -127,6 +132,16 @@ def _check_indexer(indexer: IndexerConfig, latent: LatentConfig) -> None:
         raise StartupError("config.json has an indexer (index_topk), which needs a q_lora_rank.")
     if 0 in indexer.shared_layers:
         raise StartupError("config.json: the first layer has no earlier layer whose chosen tokens it could share.")
+
+
+def _check_block_indexer(indexer: BlockIndexerConfig, config: ModelConfig) -> None:
+    _check_whole("index_local_blocks", indexer.local_blocks, indexer.most_blocks)
+    _check_whole("the rotated part of index_head_dim", config.rotary_dim, indexer.head_dim)
+    if indexer.heads != config.num_kv_heads:
+        raise StartupError(
+            f"config.json: index_n_heads is {indexer.heads}; expected one for each key-value head, "
+            f"{config.num_kv_heads}."
+        )
 
 
 def _check_compression(compression: CompressionConfig) -> None:

@@ -11,7 +11,7 @@ from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.layers.part import Layout
 from engine_svc.models.compression_config import CompressionConfig, StreamsConfig
 from engine_svc.models.gemma_config import AltUpConfig, TokenInputsConfig
-from engine_svc.models.latent_config import IndexerConfig, LatentConfig
+from engine_svc.models.latent_config import BlockIndexerConfig, IndexerConfig, LatentConfig
 from engine_svc.models.pruned_config import Pruned
 from engine_svc.models.recurrent_config import RecurrentConfig
 from engine_svc.ops.base import Activation, LearnedActivation, Scoring
@@ -32,6 +32,7 @@ _THETAS = {
     "FlexOlmoForCausalLM": 5e5, "GptOssForCausalLM": 1.5e5, "HYV3ForCausalLM": 11158840.0, "HeliumForCausalLM": 1e5,
     "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6, "Llama4ForCausalLM": 5e5, "LongcatFlashForCausalLM": 1e7,
     "MellumForCausalLM": 5e5, "MiniMaxForCausalLM": 1e6, "MiniMaxM1ForCausalLM": 1e6, "MiniMaxM2ForCausalLM": 5e6,
+    "MiniMaxM3VLForCausalLM": 5e6,
     "MiniMaxText01ForCausalLM": 1e6, "Ministral3ForCausalLM": 1e6, "MixtralForCausalLM": 1e6, "Olmo3ForCausalLM": 5e5,
     "PhiMoEForCausalLM": 1e6, "PhimoeForCausalLM": 1e6, "SmolLM3ForCausalLM": 2e6, "SolarOpenForCausalLM": 1e6,
 }  # fmt: skip
@@ -272,7 +273,7 @@ class ModelConfig(ModelFacts):
     norm_offset: float = 0.0  # to be added to the checkpoint's norm weights
     output_norm_factor: float = 1.0  # on the weights of norms around attention and feed-forward that come after them
     latent: LatentConfig | None = None
-    indexer: IndexerConfig | None = None  # None means that layers attend to all positions
+    indexer: IndexerConfig | BlockIndexerConfig | None = None  # None means that layers attend to all positions
     compression: CompressionConfig | None = None
     # With neither of these, there is one stream, to which layers add their outputs.
     streams: StreamsConfig | None = None
@@ -325,7 +326,8 @@ def without_windows(config: ModelConfig) -> ModelConfig:
 
 def without_indexer(config: ModelConfig) -> ModelConfig:
     """The configuration for contexts that an indexer chooses all positions of."""
-    return dataclasses.replace(config, indexer=None, ignored_names=(*config.ignored_names, ".indexer."))
+    ignored = (*config.ignored_names, ".indexer.", ".self_attn.index_")  # the latter in MiniMax M3
+    return dataclasses.replace(config, indexer=None, ignored_names=ignored)
 
 
 def layer_apart(

@@ -15,6 +15,7 @@ import torch
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import DelayNorm, LayerNorm, RMSNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, CrossCache, LayerCache, StepInputs
+from engine_svc.models.block_attention import BlockAttention
 from engine_svc.models.compressed_attention import CompressedAttention
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.cross_attention import CrossAttention
@@ -27,6 +28,7 @@ from engine_svc.models.gated_attention import (
 from engine_svc.models.gated_latent_attention import QueryGatedLatentAttention
 from engine_svc.models.gemma4_attention import Gemma4Attention
 from engine_svc.models.latent_attention import LatentAttention
+from engine_svc.models.latent_config import BlockIndexerConfig
 from engine_svc.models.mlp import MLP, PlainMLP, SparseGateMLP, XieluMLP
 from engine_svc.models.moe import SparseMLP
 from engine_svc.models.narrow_values import NarrowValueAttention
@@ -275,6 +277,8 @@ def _attention(
     if config.latent:
         kind = QueryGatedLatentAttention if config.attention_gates == "queries" else LatentAttention
         return kind(config, config.latent, context, index)
+    if isinstance(config.indexer, BlockIndexerConfig) and index not in config.indexer.whole_layers:
+        return BlockAttention(config, config.indexer, context, index)
     if config.value_norm:
         return Gemma4Attention(config, context, index)
     if config.value_dim:

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from engine_svc.attention.base import AttentionBackend, AttentionOptions
-from engine_svc.attention.chosen import Choosing
+from engine_svc.attention.chosen import Choosing, ChosenAttention
 from engine_svc.layers.context import HeadAdapters, LayerContext, PackedLayer
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
 from engine_svc.layers.norm import RMSNorm
@@ -22,7 +22,7 @@ from engine_svc.layers.split import Part, Split, hold
 from engine_svc.models.attention import LayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.indexer import Indexer
-from engine_svc.models.latent_config import LatentConfig
+from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 from engine_svc.models.sinks import head_sinks
 from engine_svc.ops.base import HeadsProduct
 from engine_svc.ops.weights import wide
@@ -43,10 +43,11 @@ class LatentAttention(torch.nn.Module):
 
     def __init__(self, config: ModelConfig, latent: LatentConfig, context: LayerContext, index: int) -> None:
         super().__init__()
-        self._ops, self._chosen = context.ops, context.chosen
+        self._ops = context.ops
         self.indexer: Indexer | None = None
-        if (form := config.indexer) and context.chosen and index not in form.shared_layers:
-            self.indexer = Indexer(config.hidden_size, latent, form, context.chosen, context.at("indexer"))
+        self._chosen = context.chosen if isinstance(context.chosen, ChosenAttention) else None
+        if isinstance(form := config.indexer, IndexerConfig) and self._chosen and index not in form.shared_layers:
+            self.indexer = Indexer(config.hidden_size, latent, form, self._chosen, context.at("indexer"))
         self._latent = latent
         self._heads = context.groups.tensor.divide(config.num_heads, "attention heads")
         self._neighbors: dict[int, HeadsProduct] = {}  # by number of heads; empty if values to rotate are neighbors
@@ -145,7 +146,7 @@ class LatentAttention(torch.nn.Module):
         assert self._chosen is not None
         others = choosing.others
         if others is None:
-            self._chosen.write_vectors(key, cache.cache, choosing, self.options)
+            self._chosen.write(key, key, cache.cache, choosing, self.options)
         else:
             attended, rows = cache._replace(prepared=others.prepared), others.rows
             around = self._attend(queries[rows], rotary[rows], key, attended, step.attention)

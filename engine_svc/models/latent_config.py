@@ -28,3 +28,25 @@ class IndexerConfig:
     rotates_last: bool = False  # the last values of heads, not the first
     norm_eps: float = 1e-6  # of the keys' norm
     shared_layers: frozenset[int] = frozenset()  # attend to what the last layer before them with an indexer has chosen
+
+
+@dataclass(frozen=True)
+class BlockIndexerConfig:
+    """How layers with keys and values choose the blocks of positions they attend to; see ChosenBlocks."""
+
+    heads: int  # one for each key-value head
+    head_dim: int
+    block_size: int
+    most_blocks: int  # that a query attends to
+    local_blocks: int  # that a query attends to in any case, the last ones that it sees
+    whole_layers: frozenset[int]  # attend to all positions
+
+    @property
+    def most(self) -> int:
+        """Positions that a query attends to."""
+        return self.block_size * self.most_blocks
+
+    @property
+    def shared_layers(self) -> frozenset[int]:
+        """No layer attends to what another one has chosen."""
+        return frozenset()

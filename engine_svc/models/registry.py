@@ -112,6 +112,7 @@ ARCHITECTURES = {
     "MiniMaxForCausalLM": "engine_svc.models.minimax",
     "MiniMaxM1ForCausalLM": "engine_svc.models.minimax",
     "MiniMaxM2ForCausalLM": "engine_svc.models.minimax_m2",
+    "MiniMaxM3VLForCausalLM": "engine_svc.models.minimax_m3",
     "MiniMaxText01ForCausalLM": "engine_svc.models.minimax",
     "Ministral3ForCausalLM": "engine_svc.models.ministral3",
     "MinistralForCausalLM": "engine_svc.models.mistral",

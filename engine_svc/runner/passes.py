@@ -42,9 +42,8 @@ class ForwardPasses:
         self._windows_on_images = loaded.facts.windows_on_whole_images
         self._encoder_rows = EncoderRows.of(loaded.facts, max_num_seqs, self._attention.shape)
         self._chosen = loaded.chosen
-        self._indexed = [
-            layer for layer in self._model.stage.layers if loaded.chosen and layer not in loaded.chosen.shared_layers
-        ]
+        without = loaded.chosen.shared_layers | loaded.chosen.whole_layers if loaded.chosen else frozenset()
+        self._indexed = [layer for layer in self._model.stage.layers if loaded.chosen and layer not in without]
         self._num_blocks = 0
         self.caches: list[torch.Tensor] = []
         self.index_caches: dict[int, torch.Tensor] = {}
@@ -162,9 +161,11 @@ class ForwardPasses:
         prepare: Callable[[AttentionMetadata], Prepared],
     ) -> dict[int, LayerCache]:  # fmt: skip
         choosing = self._chosen.prepare(metadata, prepare) if self._chosen else None
-        ready = prepare(metadata) if choosing is None else Prepared(metadata)
+        whole = self._chosen.whole_layers & caches.keys() if self._chosen else caches.keys()
+        ready = prepare(metadata) if choosing is None or whole else Prepared(metadata)
         return {
-            layer: LayerCache(cache, ready, choosing, self.index_caches.get(layer)) for layer, cache in caches.items()
+            layer: LayerCache(cache, ready, None if layer in whole else choosing, self.index_caches.get(layer))
+            for layer, cache in caches.items()
         }
 
     def _crossing_caches(

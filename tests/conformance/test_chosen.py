@@ -119,7 +119,7 @@ def test_types(backend: str, cache_dtype: torch.dtype | None) -> None:
 @pytest.mark.parametrize("backend", ["cpu", "triton"])
 def test_choices_in_slices(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores and vectors of few queries at a time are in memory."""
-    monkeypatch.setattr("engine_svc.attention.chosen._BYTES", 1)
+    monkeypatch.setattr("engine_svc.attention.chosen.PART_BYTES", 1)
     check_choice(chosen_attention(backend, torch.float32), [(60, 3), (90, 1)])
 
 
@@ -142,7 +142,7 @@ def test_scales_of_the_cache(backend: str) -> None:
     torch.manual_seed(0)
     vectors, query = torch.randn(61, 40), torch.randn(1, HEADS, 40)
     cache = cached([vectors[:60] / 4], sequences, owner.attention)
-    owner.write_vectors(vectors[60:, None], cache, choosing, options)
+    owner.write(vectors[60:, None], vectors[60:, None], cache, choosing, options)
     chosen = torch.arange(13, 61, dtype=torch.int32)[None]
     output = owner.attend(query, chosen, cache, choosing, options)
     weights = (query[0].double() @ vectors[13:].double().t() * 0.2).softmax(-1)

@@ -214,6 +214,17 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "minimax-m3": (
+        "MiniMaxM3VLText", {
+            "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 32,
+            "num_key_value_heads": 2, "rotary_dim": 16, "dense_intermediate_size": 96, "shared_intermediate_size": 48,
+            "swiglu_limit": 0.7, "index_n_heads": 2, "index_head_dim": 16, "index_block_size": 8,
+            "index_topk_blocks": 4, "num_hidden_layers": 4, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "full_attention"],
+            # Transformers does not derive it from rotary_dim.
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
     "mistral4": (
         "Mistral4", COMPRESSED | _SMALL | {
             "n_routed_experts": 6, "first_k_dense_replace": 1, "rope_parameters": {

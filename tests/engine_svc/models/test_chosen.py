@@ -11,7 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
-from transformers import GlmMoeDsaConfig
+from transformers import GlmMoeDsaConfig, MiniMaxM3VLTextConfig
 
 from engine_svc.attention.native import NativeBackend
 from engine_svc.loader.model import build_model
@@ -35,16 +35,19 @@ PROMPTS = random_prompts(
 )  # answers begin, and end, before and beyond the length from which on it chooses
 SAMPLING = replace(GREEDY, max_tokens=ANSWER, logprobs=4)
 # In the second one, two layers attend to what the first has chosen, and the last one's rows are fewer.
+TOPK: dict[str, Any] = {"index_topk": MOST}
 SHARING = {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"], "mlp_layer_types": None}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "each layer chooses": ("deepseek-v3.2", {"kv_lora_rank": 24}), "layers share choices": ("glm-5", SHARING),
-    "gates, sinks and streams": ("hy-v4", SHARING), "gates that come with queries": ("axk2", {}),
+    "each layer chooses": ("deepseek-v3.2", TOPK | {"kv_lora_rank": 24}),
+    "layers share choices": ("glm-5", TOPK | SHARING),
+    "gates, sinks and streams": ("hy-v4", TOPK | SHARING), "gates that come with queries": ("axk2", TOPK),
+    "heads choose blocks": ("minimax-m3", {}),
 }  # fmt: skip
 
 
 def folder_of(model_folder: ModelFolder, kind: str = "each layer chooses") -> Path:
     family, changes = FAMILIES[kind]
-    return model_folder(family, index_topk=MOST, **changes)
+    return model_folder(family, **changes)
 
 
 def check(folder: Path, num_blocks: int = 256, **options: Any) -> None:
@@ -68,9 +71,10 @@ def test_families(model_folder: ModelFolder, kind: str) -> None:
     ],
     ids=["chunks", "reference", "preemption", "two ranks", "two stages"],
 )  # fmt: skip
-def test_ways_to_run(model_folder: ModelFolder, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["layers share choices", "heads choose blocks"])
+def test_ways_to_run(model_folder: ModelFolder, options: dict[str, Any], kind: str) -> None:
     made = {"executor": options["executor"]()} if "executor" in options else {}
-    check(folder_of(model_folder, "layers share choices"), **options | made)
+    check(folder_of(model_folder, kind), **options | made)
 
 
 def test_blocks_are_found_again(model_folder: ModelFolder) -> None:
@@ -113,10 +117,11 @@ def test_drafts_of_the_models_own_layer(model_folder: ModelFolder, tmp_path: Pat
 
 
 @needs_native
+@pytest.mark.parametrize("kind", ["each layer chooses", "heads choose blocks"])
 @pytest.mark.parametrize(("longest", "has_indexer"), [(MOST, False), (MOST + 1, True)])
-def test_short_contexts_need_no_indexer(model_folder: ModelFolder, longest: int, has_indexer: bool) -> None:
+def test_short_contexts_need_no_indexer(model_folder: ModelFolder, kind: str, longest: int, has_indexer: bool) -> None:
     """Up to that length, models attend to all tokens, by the faster kernels."""
-    folder, options = folder_of(model_folder, "each layer chooses"), engine_options(max_model_len=longest)
+    folder, options = folder_of(model_folder, kind), engine_options(max_model_len=longest)
     built = build_model(folder, options, ParallelGroups(), torch.device("cpu"))
     assert isinstance(built.attention, NativeBackend) is not has_indexer
     assert any(".indexer." in name for name, _ in built.model.named_parameters()) is has_indexer
@@ -178,6 +183,58 @@ def test_what_cannot_be(model_folder: ModelFolder, changes: dict[str, Any], word
     raw = json.loads((folder_of(model_folder) / "config.json").read_text())
     with pytest.raises(StartupError, match=words):
         config_for(raw | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"index_n_heads": 4}, "index_n_heads is 4; expected one for each key-value head, 2"),
+        ({"index_local_blocks": 5}, "index_local_blocks is 5"), ({"index_block_size": 0}, "block_size is 0"),
+        ({"index_head_dim": 8}, "rotated part of index_head_dim is 16"),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types has 'sliding_attention'"),
+    ],
+)  # fmt: skip
+def test_blocks_that_cannot_be(model_folder: ModelFolder, changes: dict[str, Any], words: str) -> None:
+    raw = json.loads((folder_of(model_folder, "heads choose blocks") / "config.json").read_text())
+    with pytest.raises(StartupError, match=words):
+        config_for(raw | changes)
+
+
+def test_published_fields_of_minimax_m3(model_folder: ModelFolder) -> None:
+    """As Transformers reads them."""
+    raw = json.loads((folder_of(model_folder, "heads choose blocks") / "config.json").read_text())
+    published = {
+        "sparse_attention_config": {
+            "sparse_num_index_heads": 2, "sparse_index_dim": 32, "sparse_block_size": 4, "sparse_topk_blocks": 6,
+            "sparse_local_block": 2, "sparse_attention_freq": [0, 1, 0, 1],
+        },
+        "moe_layer_freq": [0, 0, 1, 1],
+    }  # fmt: skip
+    fields = ("layer_types", "mlp_layer_types", *(name for name in raw if name.startswith("index_")))
+    raw = {name: value for name, value in raw.items() if name not in fields} | published
+    theirs = MiniMaxM3VLTextConfig(**raw).to_dict() | {"architectures": raw["architectures"]}
+    assert config_for(raw) == config_for({name: theirs[name] for name in theirs if name not in published})
+    assert config_for(raw) != config_for(raw | {"sparse_attention_config": None})
+
+
+@pytest.mark.parametrize("longest", [MOST, 128])
+def test_published_names_of_minimax_m3(model_folder: ModelFolder, tmp_path: Path, longest: int) -> None:
+    """Also where indexers are not loaded."""
+    folder = Path(shutil.copytree(folder_of(model_folder, "heads choose blocks"), tmp_path / "model"))
+    written = load_file(folder / "model.safetensors")
+    renamed = {
+        name.replace("self_attn.indexer.", "self_attn.index_").replace(
+            "layers.1.mlp", "layers.1.block_sparse_moe"
+        ): each
+        for name, each in written.items()
+    }
+    renamed["mtp.layers.0.norm.weight"] = torch.ones(64)
+    assert len(renamed.keys() - written.keys()) > 8
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    prompts = [prompt for prompt in PROMPTS if len(prompt) + ANSWER <= longest]
+    with running_engine(folder, max_model_len=longest) as engine:
+        found = run(engine, prompts, SAMPLING)
+    check_answers(folder_of(model_folder, "heads choose blocks"), prompts, found, ANSWER)
 
 
 def test_hunyuan_4_may_leave_fields_out(model_folder: ModelFolder) -> None:

@@ -68,7 +68,8 @@ SIZES = (
 WITH_DEFAULTS = (
     "AXK1", "AXK2", "Afmoe", "Apertus", "Arcee", "AriaText", "Beam", "Cohere2Moe", "Cwm", "ExaoneMoe", "Flint",
     "Gemma3n", "Gemma4", "Gemma4Unified", "GraniteMoeSWA", "GraniteSWA", "HYV3", "HyperCLOVAX", "Jais2", "Kolibri1",
-    "Laguna", "Mellum", "MiniCPM3", "Ministral", "NanoChat", "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
+    "Laguna", "Mellum", "MiniCPM3", "MiniMaxM3VL", "Ministral", "NanoChat", "Nemotron", "SolarOpen", "VaultGemma",
+    "Youtu",
 )  # fmt: skip
 
 

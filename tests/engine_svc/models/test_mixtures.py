@@ -220,6 +220,7 @@ def test_layers_that_guess_ahead_are_not_loaded(
     [
         ("llama4", "Llama4ForConditionalGeneration"),
         ("kimi-k2", "KimiK25ForConditionalGeneration"),
+        ("minimax-m3", "MiniMaxM3SparseForConditionalGeneration"),
         ("mistral", "Mistral3ForConditionalGeneration"),
     ],
 )
@@ -233,8 +234,9 @@ def test_the_text_model_of_one_that_sees_images(
     renamed = {f"language_model.{name}": tensor for name, tensor in written.items()}
     save_file(renamed | vision, folder / "model.safetensors", metadata={"format": "pt"})
     text = json.loads((folder / "config.json").read_text()) | {"architectures": None}
-    config = {"architectures": [architecture], "text_config": text, "vision_config": {}, "dtype": "float32"}
-    types = {"kimi-k2": "kimi_k25", "mistral": "mistral3"}
+    config = {"architectures": [architecture], "text_config": text, "dtype": "float32"}
+    config["vision_config"] = {"num_hidden_layers": 1}
+    types = {"kimi-k2": "kimi_k25", "minimax-m3": "minimax_m3_vl", "mistral": "mistral3"}
     config["model_type"] = types.get(family, family)
     (folder / "config.json").write_text(json.dumps(config))
     with running_engine(folder, limit_mm_per_prompt="image=0,video=0") as engine:

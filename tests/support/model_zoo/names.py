@@ -126,6 +126,7 @@ NAMES: dict[str, str] = {
     "MiniCPMForCausalLM": "MiniCPM 1, 2, 4",
     "MiniCPMOcrForConditionalGeneration": "MiniCPM-OCR",
     "MiniCPMV4_6ForConditionalGeneration": "MiniCPM-V 4.6",
+    "MiniMaxM3VLForCausalLM": "MiniMax M3, text",
     "MiniMaxForCausalLM": "MiniMax Text 01, M1",
     "MiniMaxM2ForCausalLM": "MiniMax M2",
     "Ministral3ForCausalLM": "Ministral 3",

@@ -41,17 +41,20 @@ weights.
 
 Encoders, rerankers and reward models, which generate nothing, are described in [pooling.md](pooling.md).
 
-**Sparse attention** (DeepSeek V3.2; GLM 5 to 5.2; Hunyuan 4; A.X K2): up to `index_topk` tokens, 2,048 in the published
-models, a query attends to all tokens, and beyond to those that its layer's indexer chooses, or an earlier layer's if
-layers share choices. The indexer's keys are cached beside the vectors of compressed attention (MLA), which takes 22 %
-more memory in the layers that have one. With a `--max-model-len` of at most `index_topk`, indexers are not loaded.
-Otherwise:
+**Sparse attention** (DeepSeek V3.2; GLM 5 to 5.2; Hunyuan 4; A.X K2; MiniMax M3): up to `index_topk` tokens, 2,048 in
+the published models, a query attends to all tokens, and beyond to those that its layer's indexer chooses, or an earlier
+layer's if layers share choices. The indexer's keys are cached beside the vectors of compressed attention (MLA), which
+takes 22 % more memory in the layers that have one. With a `--max-model-len` of at most `index_topk`, indexers are not
+loaded. Otherwise:
 
 * On a CPU, torch's operators attend, not Quire's C++ kernels. On a GPU, steps are replayed from CUDA graphs only while
   all their contexts are that short.
 * `--batch-invariant` and `--decode-context-parallel-size` are refused. A pipeline stage cannot begin with a layer that
   has no indexer of its own.
 * The layer for multi-token prediction (`--speculative-config '{{"method": "mtp"}}'`) attends to all tokens.
+* In MiniMax M3, each key-value head of a layer chooses 16 blocks of 128 tokens, and layers without an indexer attend to
+  all tokens. The indexer's keys take 12.5 % more memory. Torch's operators choose and attend on a GPU too, and no GPU
+  has run it yet. Its layers for multi-token prediction are not read.
 
 **Compressed entries** (DeepSeek V4): each layer attends to a window of 128 tokens, and most layers also to entries that
 stand for 4 tokens each, of which an indexer chooses 512, or for 128. In DeepSeek-V4-Flash's shape, by computation, a
