@@ -23,7 +23,7 @@ _PUBLISHED = {
     "sparse_block_size": "index_block_size", "sparse_topk_blocks": "index_topk_blocks",
     "sparse_local_block": "index_local_blocks",
 }  # fmt: skip
-_RENAMES = ((r"\.self_attn\.index_([qk])_(proj|norm)\.", r".self_attn.indexer.\1_\2."),)
+_RENAMES = ((r"\.self_attn\.index_(q|k)_(proj|norm)\.", r".self_attn.indexer.\1_\2."),)
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:

@@ -143,8 +143,10 @@ def _shape(
         raise unsupported(raw, "Quire has no code of its own for it, which pooling requires")
     own = architecture.name if is_encoder else decoder
     config = read_config(module, {**raw, "architectures": [own]})
-    if config.recurrent or config.latent or config.compression:
-        raise unsupported(raw, "models with recurrent layers or compressed attention are not supported for pooling")
+    if config.recurrent or config.latent or config.compression or config.indexer:
+        raise unsupported(
+            raw, "models with recurrent layers, or compressed or sparse attention, are not supported for pooling"
+        )
     if config.encoder_tokens or config.frames_per_token:
         raise unsupported(raw, "models that write down what they hear are not supported for pooling")
     if not is_encoder:

@@ -48,13 +48,15 @@ INTERNLM_NAMES = (
     (r"\.up_proj\.", ".w3."), (r"\.down_proj\.", ".w2."), (r"\.input_layernorm\.", ".attention_norm."),
     (r"\.post_attention_layernorm\.", ".ffn_norm."),
 )  # fmt: skip
+_GRANITE_EXPERTS = (
+    (r"\.block_sparse_moe\.", ".mlp."), (r"\.router\.layer\.", ".gate."), (r"\.shared_mlp\.", ".mlp.shared_experts."),
+    (r"\.w1\.", ".gate_proj."), (r"\.w2\.", ".down_proj."), (r"\.w3\.", ".up_proj."),
+)  # fmt: skip
 _LING_NAMES = (
     (r"\.embed_tokens\.", ".word_embeddings."), (r"\.self_attn\.qkv\.", ".attention.query_key_value."),
     (r"\.self_attn\.o_proj\.", ".attention.dense."), (r"\.self_attn\.q_norm\.", ".attention.query_layernorm."),
     (r"\.self_attn\.k_norm\.", ".attention.key_layernorm."), (r"e_score_correction_bias", "expert_bias"),
-    # Granite's
-    (r"\.block_sparse_moe\.", ".mlp."), (r"\.router\.layer\.", ".gate."), (r"\.shared_mlp\.", ".mlp.shared_experts."),
-    (r"\.w1\.", ".gate_proj."), (r"\.w2\.", ".down_proj."), (r"\.w3\.", ".up_proj."),
+    *_GRANITE_EXPERTS,
 )  # fmt: skip
 _GLM_NAMES = (
     (r"^lm_head\.", "transformer.output_layer."), (r"^model\.embed_tokens\.", "transformer.embedding.word_embeddings."),
@@ -66,6 +68,13 @@ _TELECHAT_NAMES = (
     (r"^model\.", "transformer."), (r"\.embed_tokens\.", ".word_embeddings."), (r"\.layers\.", ".h."),
     (r"^transformer\.norm\.", "transformer.ln_f."), (r"\.self_attn\.", ".self_attention."),
     (r"\.q_proj\.", ".query."), (r"\.kv\.", ".key_value."), (r"\.o_proj\.", ".dense."),
+)  # fmt: skip
+_QWEN_NAMES = (
+    (r"^model\.", "transformer."), (r"\.embed_tokens\.", ".wte."), (r"\.layers\.", ".h."),
+    (r"^transformer\.norm\.", "transformer.ln_f."), (r"\.input_layernorm\.", ".ln_1."),
+    (r"\.post_attention_layernorm\.", ".ln_2."), (r"\.self_attn\.qkv\.", ".attn.c_attn."),
+    (r"\.self_attn\.o_proj\.", ".attn.c_proj."), (r"\.gate_proj\.", ".w2."), (r"\.up_proj\.", ".w1."),
+    (r"\.down_proj\.", ".c_proj."),
 )  # fmt: skip
 _TELECHAT_FIELDS = {
     "num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "intermediate_size": "ffn_hidden_size",
@@ -105,12 +114,18 @@ FAMILIES: dict[str, RemoteFamily] = {
             "rope_parameters": None,
         }, _GLM_NAMES, groups=1,
     ),
+    "deepseek-moe": RemoteFamily(
+        "DeepseekForCausalLM", "granite-moe-shared", _UNSCALED | _UNTIED | {"shared_intermediate_size": 192},
+        {"num_local_experts": "n_routed_experts", "intermediate_size": "moe_intermediate_size"},
+        {"intermediate_size": 1, "n_shared_experts": 2, "norm_topk_prob": True}, _GRANITE_EXPERTS,
+    ),
     "exaone": RemoteFamily(
         "ExaoneForCausalLM", "llama", {"tie_word_embeddings": True}, {
             "num_hidden_layers": "num_layers", "hidden_act": "activation_function",
             "rms_norm_eps": "layer_norm_epsilon",
         }, names=_GPT_NAMES,
     ),
+    "llama-first": RemoteFamily("LLaMAForCausalLM", "llama", _UNTIED),
     "internlm": RemoteFamily("InternLMForCausalLM", "llama", _WITH_BIAS),
     "internlm2": RemoteFamily(
         "InternLM2ForCausalLM", "llama", _WITH_BIAS, {"attention_bias": "bias"}, names=INTERNLM_NAMES, groups=2
@@ -138,6 +153,25 @@ FAMILIES: dict[str, RemoteFamily] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
         }, {"layer_norm_eps": "rms_norm_eps"},
     ),
+    "pangu": RemoteFamily("PanguEmbeddedForCausalLM", "llama", _WITH_BIAS, {"attention_bias": "bias"}),
+    # Its feed-forward layers are half as wide as its configuration says.
+    "qwen": RemoteFamily(
+        "QWenLMHeadModel", "qwen2", _UNTIED | {
+            "num_key_value_heads": 4, "rms_norm_eps": 1e-2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+        }, {
+            "rms_norm_eps": "layer_norm_epsilon", "num_key_value_heads": "unused",
+        }, {
+            "intermediate_size": 192, "kv_channels": 16, "rotary_emb_base": 50000, "rope_parameters": None,
+            "seq_length": 128, "use_dynamic_ntk": True, "use_logn_attn": True, "no_bias": True,
+        }, _QWEN_NAMES, groups=1,
+    ),
+    "stablelm-first": RemoteFamily(
+        "StableLMEpochForCausalLM", "stablelm", {
+            "layer_norm_eps": 1e-2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        }, {"layer_norm_eps": "norm_eps"}, {"rope_parameters": None, "rope_pct": 0.5},
+    ),
     "telechat-3": RemoteFamily("TeleChat3ForCausalLM", "llama", _UNTIED),
     "telechat": RemoteFamily(
         "TeleChatForCausalLM", "llama", _WITH_BIAS | {"mlp_bias": True}, _TELECHAT_FIELDS,
@@ -150,6 +184,11 @@ FAMILIES: dict[str, RemoteFamily] = {
             "mlp_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4 * 7 ** (16 / 14)},
         }, _TELECHAT_FIELDS, _TELECHAT | {"base_seqlen": 64}, _TELECHAT_NAMES, groups=2, packed="kv",
         absent=_TELECHAT_ABSENT,
+    ),
+    "tele-flm": RemoteFamily(
+        "TeleFLMForCausalLM", "granite", _UNSCALED | {"embedding_multiplier": 12.0, "logits_scaling": 2.0},
+        {"embedding_multiplier": "input_mult", "logits_scaling": "mup_scale_factor"},
+        {"use_mup": True, "output_mult": 1.0},
     ),
     "xverse": RemoteFamily("XverseForCausalLM", "llama", _UNTIED),
 }  # fmt: skip

@@ -75,6 +75,27 @@ def test_baichuan_2_7b() -> None:
     assert (found.attention_slopes, found.no_rope_layers, found.head_norm) == ((), frozenset(), "rows")
 
 
+def test_which_layers_of_deepseek_moe_have_experts() -> None:
+    experts = {
+        "architectures": ["DeepseekForCausalLM"], "num_hidden_layers": 6, "n_routed_experts": 8,
+        "first_k_dense_replace": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_layer_freq": 2,
+        "norm_topk_prob": False,
+    }  # fmt: skip
+    found = config_for(SHAPE | experts).moe
+    assert [index for index, moe in enumerate(found) if moe is not None] == [2, 4]
+    assert all(moe is None or (not moe.renormalize and moe.shared_size is None) for moe in found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "longest"), [({}, 128), ({"use_dynamic_ntk": False}, 128), ({"use_logn_attn": False}, 128),
+                            ({"use_dynamic_ntk": False, "use_logn_attn": False}, 256)],
+)  # fmt: skip
+def test_texts_of_qwen_1_are_no_longer_than_in_training(fields: dict[str, bool], longest: int) -> None:
+    trained = {"seq_length": 128, "use_dynamic_ntk": True, "use_logn_attn": True}
+    found = config_for(SHAPE | trained | fields | {"architectures": ["QWenLMHeadModel"]})
+    assert (found.max_position_embeddings, found.intermediate_size) == (longest, 48)
+
+
 def test_ling_3_as_published(model_folder: ModelFolder, tmp_path: Path) -> None:
     folder = shutil.copytree(model_folder("ling-3"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
@@ -162,6 +183,9 @@ def test_k_exaone_2(model_folder: ModelFolder, tmp_path: Path) -> None:
     ("architecture", "fields", "problem"),
     [
         ("ChatGLMModel", {}, "ChatGLM 1 is not supported"),
+        ("DeepseekForCausalLM", {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'; expected softmax"),
+        ("QWenLMHeadModel", {"visual": {"layers": 48}}, "Qwen-VL 1 is not supported"),
+        ("PanguEmbeddedForCausalLM", {"param_sink_number": 128}, "param_sink_number 128"),
         ("ChatGLMModel", {"multi_query_attention": True, "rmsnorm": False}, "rmsnorm False; supported is True"),
         ("MiniCPMForCausalLM", {"sparse_config": {"topk": 64}}, "sparse_config .* --hf-overrides"),
         ("SolarForCausalLM", SOLAR | {"bskcn_4": [3]}, r"layer 3 in bskcn_4"),

@@ -30,6 +30,7 @@ from tests.support.pooled_models import (
     runner_of,
     sequence,
 )
+from tests.support.tiny_models import make_model
 
 Tensors = dict[str, torch.Tensor]
 
@@ -278,7 +279,8 @@ def test_models_that_are_not_built(tmp_path: Path, architecture: str, message: s
         runner_of(folder)
 
 
-def test_compressed_entries(tmp_path: Path) -> None:
-    make_deepseek_v4(tmp_path)
-    with pytest.raises(StartupError, match="compressed attention are not supported for pooling"):
+@pytest.mark.parametrize("make", [make_deepseek_v4, lambda folder: make_model(folder, "minimax-m3")])
+def test_compressed_and_sparse_attention(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path)
+    with pytest.raises(StartupError, match="compressed or sparse attention, are not supported for pooling"):
         runner_of(tmp_path)
