@@ -110,10 +110,15 @@ def model_digest(folder: Path, options: EngineOptions) -> bytes:
 def _options(options: EngineOptions, spec: KvCacheSpec) -> dict[str, Any]:
     """The options that affect the output. Values in the spec take precedence, since they resolve `auto`."""
     return {
-        field.name: getattr(spec, field.name, value)
+        field.name: _sealed(value) if field.metadata["secret"] else getattr(spec, field.name, value)
         for field, value in values_of(options)
         if field.metadata["affects_output"]
     }
+
+
+def _sealed(value: Any) -> str:
+    """Stands for a secret value; fingerprints are shown, so trying out values must take long."""
+    return hashlib.scrypt(json.dumps(value).encode(), salt=b"quire", n=2**14, r=8, p=1).hex() if value else ""
 
 
 def _config(folder: Path, options: EngineOptions) -> dict[str, Any]:

@@ -64,6 +64,7 @@ class ModelInfo:
     runner: str = GENERATE
     pooling: PoolingFacts | None = None
     routed_experts: RoutedExpertsForm | None = None
+    has_watermark: bool = False
 
     @property
     def limits(self) -> RequestLimits:
@@ -83,6 +84,7 @@ class ModelInfo:
             max_image_tokens=self.max_num_batched_tokens if self.bidirectional_images else None,
             image_window=self.image_window,
             routed_experts=self.routed_experts,
+            has_watermark=self.has_watermark,
         )
 
     def summary(self) -> str:
@@ -178,6 +180,7 @@ def make_model_info(
         data_parallel_rank=options.parallel.data_parallel_rank,
         lockstep_ranks=spec.lockstep_ranks,
         routed_experts=spec.routed_experts,
+        has_watermark=options.watermark.watermark() is not None,
     )
 
 

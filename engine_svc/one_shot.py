@@ -26,6 +26,7 @@ def check_one_shot(options: EngineOptions, kind: str, others: Mapping[str, bool]
         "--speculative-config": options.speculative.chosen() is not None,
         "--enable-prompt-embeds": options.generation.enable_prompt_embeds,
         "--enable-return-routed-experts": options.generation.enable_return_routed_experts,
+        "--watermark-config": options.watermark.watermark() is not None,
         "--return-sampling-mask": options.generation.return_sampling_mask,
         "--weight-transfer-config": options.upkeep.weight_transfer() is not None,
         "--logits-processors": bool(options.generation.logits_processors),

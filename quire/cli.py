@@ -257,6 +257,17 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             {"collect_env": "collect_env.CollectEnvOptions"},
             _main_of("quire.environment.command"),
         ),
+        "detect-watermark": partial(
+            _command,
+            "detect-watermark",
+            "Tests whether a text was marked by a server of MODEL with --watermark-config.",
+            {
+                "detection": "detect_watermark.DetectWatermarkOptions",
+                "model": "model.ModelOptions",
+                "watermark": "watermark.WatermarkOptions",
+            },
+            _main_of("quire.detect_watermark"),
+        ),
         "chat": partial(_client_command, "chat"),
         "complete": partial(_client_command, "complete"),
         "completion": partial(_client_command, "completion", "quire.client.completion"),

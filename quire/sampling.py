@@ -84,6 +84,8 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     thinking_token_budget: Annotated[int | None, _COUNT] = None  # None: no bound
     vllm_xargs: bytes = b""  # JSON, for the operator's logits processors
     logits_processors: tuple[LogitsProcessorCall, ...] = ()
+    # Whether tokens are marked: None if the server marks any; True to be refused if it does not.
+    watermarking: bool | None = None
     # Maximum number of draft tokens at a time, 0 for none; None means as many as the server would use. The output is
     # the same.
     num_speculative_tokens: Annotated[int | None, Bound(0, MAX_SPECULATIVE_TOKENS)] = None

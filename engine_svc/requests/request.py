@@ -107,3 +107,4 @@ class RequestLimits:
     max_image_tokens: int | None = None  # most tokens of an image; None means any number
     image_window: int | None = None  # the same, beyond which some layers would not see all of it
     routed_experts: RoutedExpertsForm | None = None  # None if they are not returned
+    has_watermark: bool = False

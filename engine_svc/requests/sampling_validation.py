@@ -72,6 +72,7 @@ def check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
     check_count("allowed_token_ids", len(sampling.allowed_token_ids), limits.vocab_size, "entries")
     check_token_ids("allowed_token_ids", sampling.allowed_token_ids, limits.vocab_size)
     _check_bad_words(sampling.bad_words, limits)
+    _check_watermark(sampling, limits)
     _check_tokens_left(sampling, limits)
 
 
@@ -80,6 +81,16 @@ def _check_bad_words(bad_words: tuple[tuple[int, ...], ...], limits: RequestLimi
     for run in bad_words:
         Bound(1, MAX_BAD_WORD_TOKENS).check("bad_words", len(run))
         check_token_ids("bad_words", run, limits.vocab_size)
+
+
+def _check_watermark(sampling: SamplingParameters, limits: RequestLimits) -> None:
+    if not sampling.watermarking:
+        return
+    why = "" if limits.has_watermark else "the server marks nothing: it needs --watermark-config"
+    if not why and sampling.is_greedy:
+        why = "greedy outputs cannot be marked: raise temperature above 0"
+    if why:
+        raise InvalidRequest(f"watermarking is true, but {why}. Or leave it out.", parameter="watermarking")
 
 
 def num_many_logprobs(sampling: SamplingParameters) -> int:

@@ -46,6 +46,7 @@ from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame
 from engine_svc.sampling.sampler import Sampler
+from engine_svc.sampling.watermark import make_watermark
 from engine_svc.transfer import device_name
 from quire.media import MediaKind
 from quire.options.engine import EngineOptions
@@ -108,7 +109,7 @@ class Runner:
             sampler = Sampler(
                 self._most_sequences, self._facts.vocab_size, device, options.generation.logprobs_mode,
                 processors, self._attention.kernels, TypicalAcceptance(*typical) if typical else None,
-                returns_masks=options.generation.return_sampling_mask,
+                options.generation.return_sampling_mask, make_watermark(options, self._max_model_len, device),
             )  # fmt: skip
             drafting = self._make_drafting(Target(loaded, model, options, groups.of_draft(), device), sampler)
             self._answers = Answers(

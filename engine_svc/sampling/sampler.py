@@ -21,6 +21,7 @@ from engine_svc.sampling.stages.base import SlotSequence
 from engine_svc.sampling.stages.chain import StageChain
 from engine_svc.sampling.stages.edits import LogitEdits
 from engine_svc.sampling.truncation import processed_logits
+from engine_svc.sampling.watermark import Watermark
 from engine_svc.transfer import to_device, to_host
 from quire.logits_processor import LogitsProcessor
 from quire.sampling import SamplingParameters
@@ -80,6 +81,7 @@ class Sampler:
         kernels: Kernels | None = None,
         acceptance: TypicalAcceptance | None = None,
         returns_masks: bool = False,
+        watermark: Watermark | None = None,
     ) -> None:
         """
         Args:
@@ -88,7 +90,9 @@ class Sampler:
             kernels: C++ kernels for the rank's CPU; None means torch.
             acceptance: accepts likely drafts in place of the sampled tokens; None means that drafts must equal them.
             returns_masks: whether to tell which tokens truncation has kept.
+            watermark: marks tokens; None if none are marked.
         """
+        self._watermark = watermark
         self._acceptance, self._returns_masks = acceptance, returns_masks
         self._scoring = make_scoring(logprobs_mode)
         self._vocab_size = vocab_size
@@ -111,17 +115,24 @@ class Sampler:
         """
         self._states[slot] = GREEDY
         self._chooser.add(slot, GREEDY.parameters, 0)
+        if self._watermark is not None:
+            self._watermark.remove(slot)
         self._stages.add(slot, SlotSequence(plan, token_ids, num_prompt_tokens, num_unknown_tokens))
         self._states[slot] = make_state(plan, self._vocab_size)
         self._chooser.add(slot, plan.parameters, plan.seed)
+        if self._watermark is not None:
+            self._watermark.add(slot, plan, token_ids, num_prompt_tokens)
 
     def reserve(self, num_tokens: int) -> None:
         """Allocates all memory that it will need for sequences of `num_tokens` tokens."""
         self._stages.reserve(num_tokens)
 
     def is_sequential(self, slot: int) -> bool:
-        """Whether a slot's rows must be sampled one at a time, because its stages depend on the sampled tokens."""
-        return self._stages.is_sequential(slot)
+        """Whether a slot's rows must be sampled one at a time, because they depend on the sampled tokens."""
+        return self._is_marked(slot) or self._stages.is_sequential(slot)
+
+    def _is_marked(self, slot: int) -> bool:
+        return self._watermark is not None and slot in self._watermark
 
     def sample(
         self, logits: torch.Tensor, rows: SampledRows, masks: TokenMasks | None = None,
@@ -151,6 +162,7 @@ class Sampler:
         return (
             self._chooser.takes_parts(state.parameters)
             and self._stages.takes_parts(slot)
+            and not self._is_marked(slot)
             and (state.parameters.logprobs is None or self._scores_parts(state.parameters, state.alternatives.count))
             and not self._wants_mask(state)
         )
@@ -176,6 +188,11 @@ class Sampler:
         recorders = self._stages.apply(edits, rows, masks)
         logits = edits.logits
         token_ids, broken = self._choose(logits, rows, part)
+        if self._watermark is not None:
+            token_ids, recorder = self._watermark.choose(
+                logits, token_ids, broken, rows, [state.parameters for state in states]
+            )
+            recorders += [recorder] if recorder else []
         if self._acceptance is not None and rows.drafts:
             token_ids = self._acceptance.accept(logits, token_ids, rows, [state.parameters for state in states])
         scores = [

@@ -64,6 +64,7 @@ class SamplingFields(ConstraintFields, kw_only=True):
     logprob_token_ids: list[int] | None = None
     thinking_token_budget: int | None = None
     num_speculative_tokens: int | None = None  # an extension of Quire
+    watermarking: bool | None = None
     vllm_xargs: Xargs | None = None
     logits_processors: list[str | LogitsProcessorFields] | None = None
     repetition_detection: RepetitionDetection | None = None
@@ -110,7 +111,6 @@ class GenerationFields(SamplingFields, kw_only=True):
     mm_payload: Any = None
     ec_transfer_params: Any = None
     include_reasoning: bool | None = None
-    watermarking: Any = None
 
     @property
     def num_sequences(self) -> int:

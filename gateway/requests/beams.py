@@ -18,7 +18,9 @@ from quire.bounds import MAX_CHOICES, Bound
 from quire.errors import InvalidRequest
 
 # Fields that end outputs by their text, or that a beam search does not support.
-_NOT_WITH_BEAMS = ("stop", "prompt_logprobs", "logprob_token_ids", "repetition_detection", "return_weight_versions")
+_NOT_WITH_BEAMS = (
+    "stop", "prompt_logprobs", "logprob_token_ids", "repetition_detection", "return_weight_versions", "watermarking",
+)  # fmt: skip
 _LENGTH_PENALTY = Bound(-10, 10)
 EarlyStopping = bool | Literal["never"]
 

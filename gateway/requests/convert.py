@@ -164,6 +164,7 @@ def sampling_parameters(body: GenerationFields, defaults: SamplingParameters) ->
         repetition_detection=body.repetition_detection,
         logprob_token_ids=tuple(body.logprob_token_ids or ()),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        watermarking=body.watermarking,
         **asked,
     )
 

@@ -19,6 +19,7 @@ _TESTS = {
     "tests/gateway/endpoints/test_constraints.py": (
         "stream response_format structured_outputs guided_regex guided_choice"
     ),
+    "tests/engine_svc/sampling/test_watermark.py": "watermarking",
     "tests/gateway/endpoints/test_kv_transfer.py": "kv_transfer_params",
     "tests/gateway/endpoints/test_routed_experts.py": "routed_experts_prompt_start",
     "tests/gateway/endpoints/test_scale_out.py": "return_token_offsets",

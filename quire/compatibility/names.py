@@ -97,6 +97,7 @@ _TESTS = {
     "tests/engine_svc/models/test_resume.py": "distributed-executor-backend",
     "tests/engine_svc/quantization/test_registry.py": "quantization",
     "tests/engine_svc/requests/test_generation_config.py": "generation-config",
+    "tests/engine_svc/sampling/test_watermark.py": "watermark-config",
     "tests/engine_svc/runner/test_graphs.py": "attention-backend",
     "tests/engine_svc/models/test_context_parallel.py": "decode-context-parallel-size",
     "tests/engine_svc/models/test_pipeline.py": "pipeline-parallel-size",

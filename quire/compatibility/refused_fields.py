@@ -29,6 +29,5 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "features": Refused(_IN_MESSAGES),
         "content_parts": Refused(_IN_MESSAGES, ([],)),
         "ec_transfer_params": Refused("Quire does not move the embeddings of images between servers"),
-        "watermarking": Refused("Quire does not watermark outputs", (False,)),
     }
 )

@@ -215,7 +215,9 @@ def to_arguments(options: Any) -> tuple[list[str], dict[str, str]]:
         if field.type is bool:
             arguments.append(field.flag if value else f"--no-{field.flag[2:]}")
         elif field.metadata["secret"]:
-            environment[field.environment_variable] = json.dumps(value) if field.multiple else str(value)
+            environment[field.environment_variable] = (
+                json.dumps(value) if field.multiple or isinstance(value, dict) else str(value)
+            )
         elif field.multiple:
             arguments += [word for item in value for word in (field.flag, as_value(item))]
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.options.cache import CacheOptions
 from quire.options.generation import GenerationOptions
@@ -19,6 +19,7 @@ from quire.options.scheduler import SchedulerOptions
 from quire.options.speculative import SpeculativeOptions
 from quire.options.upkeep import UpkeepOptions
 from quire.options.watchdog import WatchdogOptions
+from quire.options.watermark import WatermarkOptions
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class EngineOptions:
     form: ModelFormOptions = ModelFormOptions()
     pooling: PoolingOptions = PoolingOptions()
     generation: GenerationOptions = GenerationOptions()
+    watermark: WatermarkOptions = field(default_factory=WatermarkOptions)
     load: LoadOptions = LoadOptions()
     kernels: KernelOptions = KernelOptions()
     cache: CacheOptions = CacheOptions()

@@ -116,6 +116,7 @@ def test_what_changes_tokens_changes_the_fingerprint(folder: Path) -> None:
         of(folder), of(folder, {"dtype": "bfloat16"}), of(folder, {"attention_backend": "cpu"}),
         of(folder, {"device": "cuda (H)"}), of(folder, eos=(2,)), of(folder, quantization="int8"),
         of(folder, {"cpu_kernels": "torch"}), of(folder, kv_cache_dtype="fp8"),
+        of(folder, watermark_config={"key": 1}), of(folder, watermark_config={"key": 2}),
         of(folder, kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=("0",)), of(folder, tensor_parallel_size=2),
         of(folder, hf_overrides={"rope_theta": 1.0}), of(folder, load_format="dummy"),
         of(folder, {"accepts_images": True}),

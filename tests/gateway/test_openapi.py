@@ -60,7 +60,7 @@ async def test_fields_have_their_bounds(gateway: GatewayStack) -> None:
     )
     assert (chat["temperature"]["minimum"], chat["temperature"]["maximum"]) == (0, 2)
     assert completion["top_p"]["exclusiveMinimum"] == 0
-    assert chat["watermarking"]["enum"] == [None, False]
+    assert chat["ec_transfer_params"]["enum"] == [None]
     assert batch["messages"]["items"]["items"] == chat["messages"]["items"]
     requests = [schema["properties"] for name, schema in schemas.items() if name.endswith("Request")]
     for field in limits():

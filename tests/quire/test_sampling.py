@@ -23,7 +23,8 @@ EVERYTHING = SamplingParameters(
     logit_bias=((2, -1.0), (5, 4.0)), logprobs=0, prompt_logprobs=3, processed_logprobs=True,
     logprob_token_ids=(7, 6), bad_words=((1,), (2, 3)), allowed_token_ids=(8, 9),
     repetition_detection=RepetitionDetection(5, 2, 3),
-    thinking_token_budget=4, num_speculative_tokens=2, routed_experts_prompt_start=3, vllm_xargs=b'{"a": 1}',
+    thinking_token_budget=4, num_speculative_tokens=2, watermarking=True, routed_experts_prompt_start=3,
+    vllm_xargs=b'{"a": 1}',
     logits_processors=(LogitsProcessorCall("a.B", b"[1]", b'{"c": 2}'), LogitsProcessorCall("d.E")),
     reasoning=ReasoningMarks((4, 5), (6,), True, True, (7,), (8,)),
 )  # fmt: skip

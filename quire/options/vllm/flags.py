@@ -117,7 +117,7 @@ _GROUPS = {
     "VllmConfig": (
         "additional-config afd-config attention-config compilation-config diffusion-config ec-manager-config "
         "ec-transfer-config kernel-config kv-events-config kv-transfer-config optimization-level performance-mode "
-        "profiler-config reasoning-config weight-transfer-config"
+        "profiler-config reasoning-config watermark-config weight-transfer-config"
     ),
     "PromptAdapterConfig": "enable-prompt-adapter! max-prompt-adapter-token! max-prompt-adapters! prompt-adapters!",
     "Device": "device!",
