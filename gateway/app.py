@@ -85,6 +85,7 @@ def routes(options: GatewayOptions) -> list[Route]:
         *_scale_out(options),  # before the parametrized paths that would also match
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/responses/compact", compaction.compact, methods=["POST"]),
+        Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
         Route("/v1/responses/{response_id}", responses.kept, methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
         Route("/v1/audio/transcriptions", audio.transcriptions, methods=["POST"]),

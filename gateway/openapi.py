@@ -53,7 +53,13 @@ from gateway.protocol.pooling import (
     PoolingResponse,
 )
 from gateway.protocol.response_events import ResponsesEvent
-from gateway.protocol.responses import DeletedResponse, InputItems, ResponseBody, ResponsesRequest
+from gateway.protocol.responses import (
+    DeletedResponse,
+    InputItems,
+    InputTokens,
+    ResponseBody,
+    ResponsesRequest,
+)
 from gateway.protocol.scoring import (
     GenerativeScoringRequest,
     RerankRequest,
@@ -160,6 +166,10 @@ _OPERATIONS = (
     _Operation(
         "post", "/v1/responses/compact", "Summarizes a conversation, to go on from the summary.", (CompactRequest,),
         (CompactedResponse,), failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/v1/responses/input_tokens", "Counts the tokens of a turn's input.", (ResponsesRequest,),
+        (InputTokens,), failures=_REQUEST,
     ),
     _Operation(
         "get", "/v1/responses/{response_id}", "Returns a stored response, or its events.", answers=(ResponseBody,),

@@ -18,7 +18,7 @@ from gateway.endpoints.large import beside
 from gateway.endpoints.responses_answer import ResponsesAnswer
 from gateway.errors import json_response, json_text_response
 from gateway.protocol.chat import ChatCompletionRequest
-from gateway.protocol.responses import DeletedResponse, ResponsesRequest
+from gateway.protocol.responses import DeletedResponse, InputTokens, ResponsesRequest
 from gateway.requests.caller import tenant_of
 from gateway.requests.field_names import told_as
 from gateway.requests.input_items import page_of
@@ -80,6 +80,14 @@ async def asked(request: Request) -> Turn:
     earlier = await context.responses.items(previous, tenant_of(request)) if previous else []
     conversation = await beside(request, chat_of, body, earlier, given, model.max_model_len)
     return Turn(body, [*earlier, *given], conversation)
+
+
+async def input_tokens(request: Request) -> Response:
+    """Counts the tokens of a turn's input; raises as `create`."""
+    turn = await asked(request)
+    with told_as(FIELDS):
+        generation = await chat.prepare(request, turn.chat, [turn.chat.messages], renders=True)
+    return json_response(InputTokens(generation.prompts[0].num_tokens))
 
 
 async def _kept(

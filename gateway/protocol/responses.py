@@ -243,6 +243,13 @@ class InputItems(msgspec.Struct):
     object: str = "list"
 
 
+class InputTokens(msgspec.Struct):
+    """Number of tokens of a turn's input, with the conversation before it, as rendered for the model."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 class DeletedResponse(msgspec.Struct):
     """Confirmation that a response was deleted."""
 

@@ -53,7 +53,7 @@ POST /scale_elastic_ep, POST /is_scaling_elastic_ep, POST /v1/audio/transcriptio
 GET /v1/realtime, POST /init_weight_transfer_engine, POST /start_weight_update, POST /update_weights, POST
 /finish_weight_update, POST /update_weight_version, GET /weight_info, GET /get_world_size, POST
 /release_kv_cache_memory, POST /weight_checker, POST /cohere/v2/chat, POST /cohere/v2/chat/render,
-POST /v1/responses/compact
+POST /v1/responses/compact, POST /v1/responses/input_tokens
 """
 
 ROUTES = tuple(" ".join(_SERVED.split()).split(", "))  # method and path

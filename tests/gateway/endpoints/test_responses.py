@@ -114,6 +114,15 @@ async def test_an_answer(gateway: GatewayStack) -> None:
     assert (found["object"], found["model"], found["error"]) == ("response", "fake", None)
 
 
+async def test_input_tokens_are_counted(gateway: GatewayStack) -> None:
+    for fields in ({}, {"instructions": "Be brief.", "tools": TOOLS, "tool_choice": "none"}):
+        counted = await gateway.post("/v1/responses/input_tokens", ASKED | fields)
+        tokens = (await answer(gateway, **fields))["usage"]["input_tokens"]
+        assert counted.json() == {"object": "response.input_tokens", "input_tokens": tokens}
+    refused = await gateway.post("/v1/responses/input_tokens", ASKED | {"max_output_tokens": 0})
+    assert refused.json()["error"]["param"] == "max_output_tokens"
+
+
 async def test_the_events_of_a_stream(gateway: GatewayStack) -> None:
     fields = {"max_output_tokens": 3, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     events = await stream(gateway, **fields)
