@@ -75,7 +75,7 @@ def build_pooling(
         spec = rank.runner.spec()
     assert spec.pooling is not None
     facts = _facts(form, spec.pooling)
-    size = KvCacheSize(0, spec.max_model_len)
+    size = KvCacheSize(0, spec.max_model_len - len(form.added_token_ids))
     info = make_model_info(folder, model, options, spec, size, GenerationDefaults({}, frozenset()))
     info = replace(info, runner=POOLING, pooling=facts)
     budget = spec.max_num_batched_tokens
@@ -111,6 +111,7 @@ def _facts(form: PoolingForm, spec: PoolingSpec) -> PoolingFacts:
         is_late_interaction=form.is_late_interaction, type_vocab_size=spec.type_vocab_size,
         pooling_type=spec.pooling_type, normalize=form.normalize, use_activation=form.use_activation,
         prompts=form.prompts, default_prompt_name=form.default_prompt_name, dimensions=form.dimensions,
+        added_token_ids=form.added_token_ids,
     )  # fmt: skip
     if form.dimensions is not None and form.dimensions > spec.embedding_size:
         raise StartupError(

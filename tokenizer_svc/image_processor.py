@@ -18,6 +18,7 @@ import transformers
 from PIL import Image
 
 from quire.images import DTYPES, LOCAL_PIXELS, MARKS, PIXELS, PLACES, TILE_SHAPES
+from quire.retrievers import as_vision_language_model
 from tokenizer_svc.image_decoder import decode_image
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.normalization import scale_and_shift
@@ -220,7 +221,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     Nothing if the tokenizer is in a folder of its own.
     """
     file = folder / "config.json"
-    found: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
+    found = as_vision_language_model(json.loads(file.read_bytes())) if file.is_file() else {}
     if found.get("model_type") not in transformers.CONFIG_MAPPING:
         return found
     known = vars(transformers.CONFIG_MAPPING[found["model_type"]])

@@ -26,6 +26,7 @@ from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.deepseek_template import deepseek_templates
 from tokenizer_svc.got_ocr_template import got_ocr_templates
+from tokenizer_svc.jina_template import jina_templates
 from tokenizer_svc.media import MediaPreparer
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
@@ -117,7 +118,8 @@ def why_unconstrained(files: TokenizerFiles) -> FailedPrecondition | None:
 
 
 def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mapping[str, str]:
-    """The model's chat templates, or the one given by --chat-template; the built-in one if there is none.
+    """The model's chat templates, or the one given by --chat-template; the built-in one if there is none, or if the
+    model is a reranker whose template only chats.
 
     Raises:
         StartupError: the option is neither a readable file nor a template.
@@ -125,7 +127,8 @@ def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mappin
     chosen = options.chat_template
     if chosen is None:
         built_in = (whisper_templates, got_ocr_templates, deepseek_templates)
-        return files.chat_templates or next(filter(None, (find(files.folder) for find in built_in)), {})
+        own = jina_templates(files.folder) or files.chat_templates
+        return own or next(filter(None, (find(files.folder) for find in built_in)), {})
     if "{" in chosen:
         return {"default": chosen}
     try:

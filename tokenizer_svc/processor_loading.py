@@ -11,14 +11,16 @@ from typing import Any
 import transformers
 from transformers.models.auto.processing_auto import processor_class_from_name
 
+from quire.retrievers import RETRIEVERS_PROCESSORS
 from quire.tokenizer.files import read_tokenizer_files
 from quire.tokenizer.vocabulary_files import WHOLE
 from tokenizer_svc.image_processors import class_named, load_image_processor
 from tokenizer_svc.internvl_chat import internvl_chat_config, make_processor
 
 _PIXTRAL = "transformers.models.pixtral"
-# Classes of processors in the code of checkpoints, and what Transformers has in their place.
-_OF_OWN_CODE = {"KimiK25Processor": "Kimi_K25Processor"}
+# Classes of processors in the code of checkpoints, and what Transformers has in their place; or of retrievers, which
+# refuse texts with images.
+_OF_OWN_CODE = {"KimiK25Processor": "Kimi_K25Processor", **RETRIEVERS_PROCESSORS}
 # What processors read of their part for videos when they are made, although they are not given one.
 _OF_VIDEO_PARTS = {
     name: {"slice_mode": False, "downsample_mode": "16x"} for name in ("MiniCPMOcrProcessor", "MiniCPMV4_6Processor")

@@ -18,6 +18,7 @@ from quire.hub import Hub, Wanted
 from quire.model_folder import model_folder
 from quire.options.model_form import CONFIG_FORMATS, ModelFormOptions
 from quire.registry import registry
+from quire.retrievers import as_vision_language_model
 
 FORMATS = registry("--config-format", CONFIG_FORMATS, {
     "hf": ConfigFormat("config.json", without_speech),
@@ -50,7 +51,7 @@ def find_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
         return {}
     if is_gguf(folder) and place != folder:
         found |= gguf_weights(read_gguf(folder))
-    return _checked(folder, changed(found, form))
+    return as_vision_language_model(_checked(folder, changed(found, form)))
 
 
 def _in_folder(folder: Path, form: ModelFormOptions) -> dict[str, Any]:

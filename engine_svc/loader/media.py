@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_OUTER = "vlm."  # what ColQwen's names begin with
 _OUTPUT_LAYERS = ("lm_head.", "language_model.output.")  # the second is InternLM's
 
 
@@ -118,7 +119,7 @@ def _tensors(source: LoadFormat, model_type: str) -> dict[str, torch.Tensor] | N
     """
     if model_type == "internvl" and isinstance(source, CheckpointFormat) and is_published(source):
         return encoder_tensors(source)
-    return all_tensors(source, is_of_text)
+    return all_tensors(source, is_of_text, _OUTER)
 
 
 def _kinds(config: Mapping[str, Any], limit: str) -> frozenset[MediaKind]:

@@ -12,7 +12,7 @@ def head_of(config: Mapping[str, Any], kind: str, num_labels: int) -> HeadConfig
     """Reads the head; a sequence is classified by its last token.
 
     Args:
-        kind: SequenceClassification, TokenClassification, RewardModel or ProcessRewardModel.
+        kind: SequenceClassification, TokenClassification, or one with two layers, such as RewardModel.
     """
     if kind == "SequenceClassification":
         return HeadConfig((HeadLayer(num_labels, bias=False),), ((r"^score\.", f"{HEAD}0."),), "LAST")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 # Parts of the configuration of models that read media.
 _MEDIA_PARTS = ("vision_config", "audio_config")
+# Names of the layer that makes a vector of each token.
+_PROJECTIONS = "(linear|custom_text_proj|embedding_proj_layer)"
 _NO_HEAD = ((r"^score\.", NOBODYS),)
 
 
@@ -82,7 +85,8 @@ def load_pooled(
     """
     whole = with_head_told(folder, _as_generator(read_config_to_load(folder, options.form), form), options)
     raw = text_part(whole)
-    config, head = _shape(raw, form, raw["architectures"] if takes_media(whole) else ())
+    source = create_format(folder, options.load)
+    config, head = _shape(raw, form, raw["architectures"] if takes_media(whole) else (), _has_bias(source))
     if isinstance(config, ModelConfig) and not has_one_kind_of_cache(config):
         raise StartupError(
             f"{config.architecture} has layers with different heads, or without keys and values of their own, which is "
@@ -99,7 +103,7 @@ def load_pooled(
         stands = _head(config, form, head, tokens, narrow)
         if isinstance(stands, Head) or (stands is not None and not config.tie_word_embeddings):
             model.add_module(HEAD[:-1], stands)
-    _fill(model, create_format(folder, options.load), groups, options)
+    _fill(model, source, groups, options)
     if isinstance(stands, TokenRows):
         stands.finish(_embedded(model, tokens, device) if config.tie_word_embeddings else None)
     dense = _dense(form, stands, narrow)
@@ -124,12 +128,13 @@ def _as_generator(raw: dict[str, Any], form: PoolingForm) -> dict[str, Any]:
 
 
 def _shape(
-    raw: Mapping[str, Any], form: PoolingForm, text_models: Sequence[str]
+    raw: Mapping[str, Any], form: PoolingForm, text_models: Sequence[str], has_bias: bool
 ) -> tuple[ModelConfig, HeadConfig | None]:
     """The configurations of the model, with its checkpoint's names for the head, and of the head.
 
     Args:
         text_models: architecture of the text model, if the model reads media.
+        has_bias: whether the projection of tokens has one, if there is a projection.
 
     Raises:
         StartupError: the family is not supported for pooling.
@@ -153,7 +158,8 @@ def _shape(
         config = replace(_two_ways(config, raw), has_head=False)
     head = None
     if form.token_size is not None:
-        head = HeadConfig((HeadLayer(form.token_size, bias=False),), ((r"^linear\.", f"{HEAD}0."),), "ALL")
+        layers = (HeadLayer(form.token_size, bias=has_bias),)
+        head = HeadConfig(layers, ((rf"^{_PROJECTIONS}\.", f"{HEAD}0."),), "ALL")
     elif form.has_classes and not form.classifier_tokens:
         kind = architecture.kind if architecture.has_classes else "SequenceClassification"
         head = head_reader(architecture.family)(raw, kind, form.num_labels)
@@ -161,6 +167,12 @@ def _shape(
     if form.classifier_tokens and not config.tie_word_embeddings:
         renames = ((r"^(language_model\.)?lm_head\.", HEAD),)
     return replace(config, architecture=architecture.name, renames=(*renames, *config.renames)), head
+
+
+def _has_bias(source: LoadFormat) -> bool:
+    """Whether the checkpoint has a bias of the layer that makes a vector of each token."""
+    names = source.names() if isinstance(source, CheckpointFormat) else ()
+    return any(re.fullmatch(rf"{_PROJECTIONS}\.bias", name) for name in names)
 
 
 def _head(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.options.pooling import PoolingOptions
+from quire.retrievers import RETRIEVERS
 
 MODULES_FILE = "modules.json"
 # Models that generate, although their names say otherwise.
@@ -20,6 +21,10 @@ _HEADS = (
     "ForSequenceClassification", "ForTokenClassification", "ForProcessRewardModel", "ForRewardModel", "ForReward",
 )  # fmt: skip
 _COLBERT = ("HF_ColBERT", "ColBERTModel")
+RANKING = "Ranking"  # the kind of jina-reranker-m0, which is a reward model with a prompt and a scale of its own
+JINA_RERANKER = "JinaVLForRanking"
+# Type of a vision-language model → its family.
+_FAMILIES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
 # The optional "Text" is in names of text models of vision-language families.
 _NAME = re.compile(f"(.+?)(?:Text)?({'|'.join((*_HEADS, *_GENERATES, *_BASES))})")
 
@@ -30,7 +35,7 @@ class Architecture:
 
     name: str
     family: str  # such as Bert, Qwen3
-    kind: str  # CausalLM, base, ColBERT, SequenceClassification, TokenClassification, RewardModel, ProcessRewardModel
+    kind: str  # CausalLM, base, ColBERT, SequenceClassification, TokenClassification, RewardModel, ...
 
     @property
     def has_classes(self) -> bool:
@@ -43,6 +48,10 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
     for name in config.get("architectures") or ():
         if name in _COLBERT:
             return Architecture(name, "Bert", "ColBERT")
+        if name == JINA_RERANKER:
+            return Architecture(name, "Qwen2VL", RANKING)
+        if name in RETRIEVERS and (family := _FAMILIES.get(config.get("model_type", RETRIEVERS[name]))):
+            return Architecture(name, family, "ColBERT")
         if found := _NAME.fullmatch(name):
             return Architecture(name, found[1], "CausalLM" if name in _GENERATORS else _kind(found[2]))
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_svc.pooling_form.architecture import Architecture, architecture_of
+from engine_svc.pooling_form.architecture import RANKING, Architecture, architecture_of
 from engine_svc.pooling_form.sentence_transformers import Dense, SentenceTransformers, read_sentence_transformers
 from quire.errors import StartupError
 from quire.options.pooling import PoolerConfig, PoolingOptions
@@ -15,6 +15,9 @@ from quire.options.pooling import PoolerConfig, PoolingOptions
 EMBED, CLASSIFY, TOKEN_EMBED, TOKEN_CLASSIFY = "embed", "classify", "token_embed", "token_classify"
 ALL, STEP = "ALL", "STEP"
 _COLBERT_SIZE = 128
+_PROJECTION_SIZES = ("colbert_dim", "dim", "embedding_dim", "embed_dim", "dims", "projection_dim")
+# Of jina-reranker-m0: the token whose hidden state is scored, and the logit of a score of 0.5.
+_RANKING_TOKENS, _RANKING_MEAN = (100,), 2.65
 _MOST_LABELS = 2**16
 
 
@@ -45,6 +48,7 @@ class PoolingForm:
     max_length: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str = ""
+    added_token_ids: tuple[int, ...] = ()  # behind each sequence
 
     @property
     def is_by_steps(self) -> bool:
@@ -127,7 +131,7 @@ def _embedding(
 
 
 def _projection(config: Mapping[str, Any]) -> int:
-    return int(config.get("colbert_dim") or config.get("dim") or config.get("projection_dim") or _COLBERT_SIZE)
+    return int(next(filter(None, (config.get(name) for name in _PROJECTION_SIZES)), _COLBERT_SIZE))
 
 
 def _classes(
@@ -144,15 +148,17 @@ def _classes(
         bool(config.get("is_original_qwen3_reranker")) or config.get("method") == "from_2_way_softmax"
     )
     num_labels = (1 if subtracts else len(tokens)) if tokens else _num_labels(architecture, config)
+    ranks = architecture.kind == RANKING
     is_step = architecture.kind == "ProcessRewardModel" and pooler.step_tag_id is not None
     activates = architecture.kind != "RewardModel" if pooler.activates is None else pooler.activates
     return PoolingForm(
         architecture=architecture, tasks=tasks, sequence_pooling=pooler.sequence_pooling or "",
         by_token=pooler.token_pooling or (STEP if is_step else ALL), use_activation=activates,
-        activation=_activation(config, num_labels, tasks[0]), logit_mean=_mean(pooler),
+        activation=_activation(config, num_labels, tasks[0]), logit_mean=_mean(pooler, _RANKING_MEAN if ranks else 0.0),
         logit_sigma=pooler.logit_sigma or 1.0, step_tag_id=pooler.step_tag_id,
         returned_token_ids=_chosen_labels(pooler, num_labels), num_labels=num_labels,
         label_names=_label_names(config, num_labels), classifier_tokens=tokens, subtracts_first=subtracts,
+        added_token_ids=_RANKING_TOKENS if ranks else (),
     )  # fmt: skip
 
 
@@ -187,6 +193,8 @@ def _num_labels(architecture: Architecture, config: Mapping[str, Any]) -> int:
     Raises:
         StartupError: the configured number is invalid.
     """
+    if architecture.kind == RANKING:
+        return 1
     labels = config.get("id2label")
     default = {"RewardModel": 1}.get(architecture.kind, 2)
     count = config.get("num_labels") or (len(labels) if isinstance(labels, Mapping) and labels else default)
@@ -225,8 +233,8 @@ def _within(config: Mapping[str, Any], name: str, key: str) -> Any:
     return found.get(key) if isinstance(found, Mapping) else None
 
 
-def _mean(pooler: PoolerConfig) -> float:
-    return next((each for each in (pooler.logit_mean, pooler.logit_bias) if each is not None), 0.0)
+def _mean(pooler: PoolerConfig, default: float) -> float:
+    return next((each for each in (pooler.logit_mean, pooler.logit_bias) if each is not None), default)
 
 
 def _chosen_labels(pooler: PoolerConfig, num_labels: int) -> tuple[int, ...]:

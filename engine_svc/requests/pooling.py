@@ -79,6 +79,7 @@ class PoolingFacts:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str = ""
     dimensions: int | None = None  # of embeddings, if the request does not set it
+    added_token_ids: tuple[int, ...] = ()  # behind each sequence
 
     def sequence(self, request: PoolingRequest, index: int, adapter_slot: int = 0) -> PooledSequence:
         """One input of a request, with defaults for what the request does not set."""
@@ -86,7 +87,7 @@ class PoolingFacts:
         task = request.task or self.tasks[0]
         dimensions = (request.dimensions or self.dimensions or 0) if task in _EMBED_TASKS else 0
         return PooledSequence(
-            own.token_ids, own.token_type_ids, task, dimensions,
+            [*own.token_ids, *self.added_token_ids], own.token_type_ids, task, dimensions,
             self.normalize if request.normalize is None else request.normalize,
             self.use_activation if request.use_activation is None else request.use_activation,
             list(own.images), adapter_slot,

@@ -38,6 +38,7 @@ from gateway.requests.pooling_request import TokenizedInput, Truncation
 from gateway.requests.template_variables import template_variables
 from gateway.services.tokenizer import ConversationForm
 from quire.errors import InvalidRequest
+from quire.retrievers import DOCUMENT_FIRST
 
 _NAMES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 _TRUNCATION = "truncate_prompt_tokens"
@@ -216,13 +217,11 @@ async def _of_texts(
 async def _with_media(call: PoolingCall, pairs: Pairs, told: Mapping[str, str]) -> list[TokenizedInput]:
     """Renders pairs by the score template."""
     system = [{"role": "system", "content": text} for text in told.values()]
-    conversations: list[list[Mapping[str, Any]]] = [
-        [
-            *system, {"role": "query", "content": pairs.firsts[index if len(pairs.firsts) > 1 else 0]},
-            {"role": "document", "content": second},
-        ]
-        for index, second in enumerate(pairs.seconds)
-    ]  # fmt: skip
+    step = -1 if call.model.architecture in DOCUMENT_FIRST else 1  # images are in the order of their places
+    conversations: list[list[Mapping[str, Any]]] = []
+    for index, second in enumerate(pairs.seconds):
+        query = {"role": "query", "content": pairs.firsts[index if len(pairs.firsts) > 1 else 0]}
+        conversations.append([*system, *[query, {"role": "document", "content": second}][::step]])
     with told_as({"messages": pairs.parameter}):
         return await rendered(call, conversations, ConversationForm.PAIR, variables=told, add_generation_prompt=True)
 

@@ -66,6 +66,7 @@ class FakeOptions:
     # Versions of the weights that compute its tokens, by the first token of each choice that has another one.
     weight_versions: Mapping[int, str] = field(default_factory=dict)
     accepts_images: bool = False
+    architecture: str = ""
     # How it exchanges blocks: as a kv_producer, requests that hand over end after this many tokens.
     kv_role: str = ""
     kv_connector: str = ""
@@ -254,6 +255,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             max_num_seqs=self.options.max_num_seqs, max_num_batched_tokens=self.options.max_num_batched_tokens,
             max_logprobs=20, fingerprint=self.options.fingerprint,
             prompt_embeds_size=self.options.prompt_embeds_size, accepts_images=self.options.accepts_images,
+            architecture=self.options.architecture,
             default_sampling=common_pb2.SamplingParams(max_tokens=self.options.max_new_tokens),
             adapters=self.adapters.values(), max_loras=self.options.max_loras,
             runner="pooling" if self.options.pooling else self.options.runner, pooling=self.options.pooling,

@@ -90,11 +90,17 @@ class Stack:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     folder = make_vision_model(tmp_path_factory.mktemp("qwen"), "qwen2_5_vl")
-    kinds = {"seer": (EMBEDDER, True), "cross": (CROSS_ENCODER, True), "reader": (EMBEDDER, False)}
+    kinds = {
+        "seer": (EMBEDDER, True), "cross": (CROSS_ENCODER, True), "reader": (EMBEDDER, False),
+        "ranker": (CROSS_ENCODER, True),
+    }  # fmt: skip
     async with contextlib.AsyncExitStack() as exits:
         engines = {}
         for name, (info, accepts) in kinds.items():
-            options = FakeOptions(models=(name,), pooling=info, step_seconds=0.001, accepts_images=accepts)
+            architecture = "JinaVLForRanking" if name == "ranker" else ""
+            options = FakeOptions(
+                models=(name,), pooling=info, step_seconds=0.001, accepts_images=accepts, architecture=architecture
+            )
             engines[name] = await FakeEngine(options).start()
             exits.push_async_callback(engines[name].close)
         router = Router(
@@ -196,6 +202,16 @@ async def test_pairs_go_through_the_score_template(stack: Stack) -> None:
     scores = {each["index"]: each["relevance_score"] for each in answer["results"]}
     assert [scores[0], scores[1]] == pytest.approx([classes(ids, 1)[0] for ids in expected], abs=1e-6)
     await stack.refused("/rerank", {name: body[name] for name in ("model", "query", "documents")}, "score template")
+
+
+async def test_a_reranker_may_have_the_document_first(stack: Stack) -> None:
+    template = "".join(
+        f"{{{{ (messages | selectattr('role', 'eq', '{role}') | first).content }}}}" for role in ("document", "query")
+    )
+    body = {"model": "ranker", "chat_template": template, "query": {"content": [part(DOT)]}}
+    await stack.post("/rerank", body | {"documents": [{"content": [part(CAT)]}]})
+    (given,) = stack.inputs("ranker")
+    stack.check(given, stack.ids(PLACE * 2, CAT, DOT), 12, 4)
 
 
 async def test_what_is_refused(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

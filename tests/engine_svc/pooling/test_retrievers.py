@@ -1,0 +1,84 @@
+"""Vectors of ColQwen's tokens, and scores of jina-reranker-m0, equal Transformers' in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine_svc.pooling_worker import build_pooling
+from engine_svc.requests.pooling import PoolingInput, PoolingRequest
+from quire.options.model import ModelOptions
+from tests.engine_svc.pooling.test_pooled_images import CASES, sequences_of
+from tests.support.engine_options import engine_options
+from tests.support.pooled_models import change_config, run, runner_of, values_of
+from tests.support.run_engine import random_prompts
+from tests.support.vision_models import make_vision_model
+from tests.support.vision_models.reference import load_model, reference_hidden
+
+SIZE = 24
+PROMPTS = random_prompts(3, 20)
+
+
+def as_retriever(folder: Path, name: str, *, is_nested: bool) -> torch.nn.Linear:
+    """Makes a vision-language model one of retrieval, with a projection, which is returned."""
+    file, weights = folder / "config.json", folder / "model.safetensors"
+    config, tensors = json.loads(file.read_text()), load_file(weights)
+    projection = torch.nn.Linear(64, SIZE, bias=is_nested)
+    torch.nn.init.normal_(projection.weight)
+    layer, prefix = ("embedding_proj_layer", "vlm.") if is_nested else ("custom_text_proj", "")
+    tensors = {f"{prefix}{name}": each for name, each in tensors.items()}
+    tensors |= {f"{layer}.{name}": each for name, each in projection.state_dict().items()}
+    save_file(tensors, weights, {"format": "pt"})
+    if is_nested:
+        config = {"model_type": "colqwen2", "vlm_config": config, "embedding_dim": SIZE}
+    file.write_text(json.dumps(config | {"architectures": [name]} | ({} if is_nested else {"dim": SIZE})))
+    for settings in (folder / "processor_config.json", folder / "preprocessor_config.json"):
+        if settings.exists():
+            fields = json.loads(settings.read_text())
+            settings.write_text(
+                json.dumps(fields | {"processor_class": f"{name.removesuffix('ForRetrieval')}Processor"})
+            )
+    return projection
+
+
+@pytest.mark.parametrize(("family", "name"), [
+    ("qwen2_vl", "ColQwen2ForRetrieval"), ("qwen2_5_vl", "ColQwen2ForRetrieval"), ("qwen3_vl", "ColQwen3"),
+])  # fmt: skip
+def test_vectors_of_tokens(tmp_path: Path, family: str, name: str) -> None:
+    folder = make_vision_model(tmp_path, family)
+    hidden = [reference_hidden(folder, messages, images)[0] for messages, images in CASES]
+    projection = as_retriever(folder, name, is_nested=name == "ColQwen2ForRetrieval")
+    runner = runner_of(folder)
+    assert runner.spec().accepts_images
+    with torch.no_grad():
+        expected = [torch.nn.functional.normalize(projection(each), dim=-1) for each in hidden]
+    given = sequences_of(folder, "token_embed", normalize=True)
+    for found, own in zip(run(runner, given), expected, strict=True):
+        torch.testing.assert_close(found, own, atol=1e-4, rtol=1e-3)
+
+
+def test_scores_of_jinas_reranker(tmp_path: Path) -> None:
+    """By the hidden state of a token that is added behind the prompt."""
+    folder = make_vision_model(tmp_path, "qwen2_vl")
+    model = load_model(folder, torch.float32).model
+    head = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    with torch.inference_mode():
+        hidden = [model(input_ids=torch.tensor([[*each, 100]])).last_hidden_state[0, -1] for each in PROMPTS]
+        expected = torch.cat([head(each) for each in hidden])
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights) | {f"score.{name}": each for name, each in head.state_dict().items()}
+    save_file(tensors, weights, {"format": "pt"})
+    change_config(folder, architectures=["JinaVLForRanking"])
+    config = json.loads((folder / "config.json").read_text())
+    options = engine_options(dtype="float32")
+    engine, info, spec = build_pooling(folder, config, ModelOptions(model=str(folder)), options)
+    assert info.pooling is not None and info.pooling.is_cross_encoder
+    assert info.max_model_len == spec.max_model_len - 1
+    engine.add(1, PoolingRequest("r", tuple(PoolingInput(each) for each in PROMPTS)))
+    (delta,) = engine.step()
+    found = torch.cat([values_of(each) for each in delta.pooled])
+    torch.testing.assert_close(found, torch.sigmoid(expected - 2.65), atol=1e-4, rtol=1e-3)
