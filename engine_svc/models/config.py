@@ -85,6 +85,7 @@ class MoeConfig:
     weighs_inputs: bool = False  # an expert's weight multiplies its inputs instead of its outputs
     expert_scales: bool = False  # each expert has a learned factor on its weight
     output_norm: bool = False  # of the sum of all experts' outputs
+    output_bias: bool = False  # on that sum
     beside_dense: bool = False  # the layer also has a dense feed-forward part, and both outputs are added
     activation: Activation | None = None  # of experts; None means that of the other layers
     shared_activation: Activation | None = None  # of the shared expert; the same
@@ -196,6 +197,7 @@ class ModelConfig(ModelFacts):
     norm_bias: bool = False  # of layer norms
     norm_weight: bool = True  # False means that checkpoints have none, and it is one
     has_norm: bool = True  # after the last layer
+    last_norm_eps: float | None = None  # of that norm; None means norm_eps
     tie_word_embeddings: bool
     activation: Activation | LearnedActivation  # a learned one only in dense layers without gates
     moe: tuple[MoeConfig | None, ...]  # of each layer; None means a dense one
@@ -250,6 +252,7 @@ class ModelConfig(ModelFacts):
     # value, from a projection of their own, with a bias for each head or none; heads: one for each head, from a
     # projection of their own. The output is multiplied by their sigmoid, or by their softplus.
     attention_gates: GateKind = "none"
+    query_experts: bool = False  # experts project queries and outputs of attention, see models/expert_heads.py
     windows_are_chunks: bool = False
     temperature: Temperature | None = None
     rope_interleaved: bool = False  # neighboring values are rotated with each other, not those half a head apart

@@ -284,6 +284,8 @@ class Decoder(torch.nn.Module):
             return CollapsedNorm(config.hidden_size, config.streams, config.norm_eps, context=context)
         if self._grows:
             return norm_of_sums(config, context, growth(config.num_layers))
+        if config.last_norm_eps is not None:
+            config = replace(config, norm_eps=config.last_norm_eps)
         return hidden_norm(config, context) if config.has_norm else NoNorm(context.ops)
 
     def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:

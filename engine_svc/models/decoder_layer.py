@@ -19,6 +19,7 @@ from engine_svc.models.block_attention import BlockAttention
 from engine_svc.models.compressed_attention import CompressedAttention
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.cross_attention import CrossAttention
+from engine_svc.models.expert_heads import ExpertHeadsAttention
 from engine_svc.models.gated_attention import (
     GatedAttention,
     HeadGatedAttention,
@@ -279,6 +280,8 @@ def _attention(
         return kind(config, config.latent, context, index)
     if isinstance(config.indexer, BlockIndexerConfig) and index not in config.indexer.whole_layers:
         return BlockAttention(config, config.indexer, context, index)
+    if config.query_experts:
+        return ExpertHeadsAttention(config, context, index)
     if config.value_norm:
         return Gemma4Attention(config, context, index)
     if config.value_dim:

@@ -8,6 +8,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts, ExpertsShape
 from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear, whole_linear
 from engine_svc.layers.norm import RMSNorm
+from engine_svc.layers.parameter import LoadedParameter
 from engine_svc.models.config import ModelConfig, MoeConfig, fixed_activation
 from engine_svc.models.expert_choice import ExpertChoice, TableChoice
 from engine_svc.models.mlp import MLP
@@ -60,6 +61,7 @@ class SparseMLP(torch.nn.Module):
             )
         if moe.shared_gate:
             self.shared_expert_gate = ReplicatedLinear(config.hidden_size, 1, context=context.at("shared_expert_gate"))
+        self.bias = LoadedParameter((size,), context.dtype, context.device) if moe.output_bias else None
         self.post_mlp_layernorm: RMSNorm | None = None
         if moe.output_norm:
             self.post_mlp_layernorm = RMSNorm(size, config.norm_eps, context=context)
@@ -83,6 +85,7 @@ class SparseMLP(torch.nn.Module):
         if self.shared_expert is not None:
             gates = None if self.shared_expert_gate is None else self.shared_expert_gate(hidden)
             output = self._ops.add(output, self.shared_expert(hidden), gates)
+        output = output if self.bias is None else output + self.bias
         return output if self.post_mlp_layernorm is None else self.post_mlp_layernorm(output)
 
     def _with_idle(

@@ -93,6 +93,7 @@ ARCHITECTURES = {
     "InternLMForCausalLM": "engine_svc.models.internlm2",
     "Jais2ForCausalLM": "engine_svc.models.jais2",
     "JambaForCausalLM": "engine_svc.models.jamba",
+    "JetMoeForCausalLM": "engine_svc.models.jetmoe",
     "KimiLinearForCausalLM": "engine_svc.models.kimi_linear",
     "Kolibri1ForCausalLM": "engine_svc.models.kolibri",
     "LagunaForCausalLM": "engine_svc.models.laguna",

@@ -173,6 +173,12 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts": 6, "num_shared_experts": 2, "head_dim": 32, "attention_bias": True, "mlp_bias": True,
         },
     ),
+    "jetmoe": (
+        "JetMoe", {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "kv_channels": 16, "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-2, "tie_word_embeddings": True,
+        },
+    ),
     # The defaults for groups and layers differ from DeepSeek V3's.
     "kimi-k2": (
         "DeepseekV3", _SPARSE | {"n_group": 1, "topk_group": 1, "rope_parameters": {

@@ -74,8 +74,8 @@ def test_families_on_each_level(model_folder: ModelFolder, level: str) -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        *OWN_WAYS, "afmoe", "axk2", "beam", "cohere-moe", "dbrx", "flint", "glm-moe", "kolibri", "laguna", "longcat",
-        "granite-moe-shared", "minimax-m2",
+        *OWN_WAYS, "afmoe", "axk2", "beam", "cohere-moe", "dbrx", "flint", "glm-moe", "jetmoe", "kolibri", "laguna",
+        "longcat", "granite-moe-shared", "minimax-m2",
     ],
 )  # fmt: skip
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
@@ -250,6 +250,25 @@ def test_the_text_model_of_another_kind_is_not_taken_for_it() -> None:
         "text_config": {"model_type": "persimmon"},
     }  # fmt: skip
     assert not is_ours(config)
+
+
+@pytest.mark.parametrize("name", ["input_linear", "output_linear"])
+def test_matrices_of_attentions_experts_have_their_shape(model_folder: ModelFolder, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(model_folder("jetmoe"), tmp_path / "model")
+    written, tensor = load_file(folder / "model.safetensors"), f"model.layers.1.self_attention.experts.{name}.weight"
+    written[tensor] = written[tensor][:4].contiguous()
+    save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
+    words = rf"{name}.weight: shape \[4, .* does not fit 5 experts and 2 heads of 16 values"
+    with pytest.raises(StartupError, match=words), running_engine(folder):
+        pass
+
+
+def test_more_ranks_than_heads_with_experts(model_folder: ModelFolder) -> None:
+    with (
+        pytest.raises(StartupError, match="key-value heads of attention with experts"),
+        running_engine(model_folder("jetmoe"), executor=TensorExecutor(), tensor_parallel_size=4, cpu_threads=1),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

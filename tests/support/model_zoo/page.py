@@ -90,6 +90,10 @@ refused.
 both, so `--pipeline-layer-partition` counts each as two, and no stage may begin with the second one of a pair. Torch's
 operators add what experts without weights return, so on a CPU steps are not recorded; nor are they with Laguna's gates.
 
+**Experts in attention** (JetMoE): queries of all experts are computed, of which those of the chosen ones attend, and
+the output projection has zeros for the others. Torch's operators put them in place, so on a CPU steps are not recorded.
+No ranks can share a key-value head, and adapters cannot change attention.
+
 **Alternating updates** (Gemma 3n): hidden states are four streams, of which a layer computes one and corrects the
 others. Torch's operators do that, so on a CPU steps are not recorded; on a GPU they are, as CUDA graphs (tested on an
 emulated one). The last layers have no keys and values of their own, and of a prompt they compute only the rows that
