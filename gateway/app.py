@@ -212,11 +212,19 @@ def create_app(context: GatewayContext) -> Starlette:
     return app
 
 
-def create_admin_app(context: GatewayContext) -> Starlette:
-    """Creates the ASGI application of the admin port. It relies on the main application to keep the sessions up."""
+def create_admin_app(context: GatewayContext, registry: CollectorRegistry | None = None) -> Starlette:
+    """Creates the ASGI application of the admin port. It relies on the main application to keep the sessions up.
+
+    Args:
+        registry: what `/metrics` reports, if this port has it.
+    """
     admin = context.options.admin
     found = admin_routes(has_keys=bool(admin.admin_api_key), allowed_hosts=admin.admin_allowed_hosts)
-    return _application(context, [*found, *refused_routes()], admin_middleware(context.options))
+    if registry is not None:
+        found.append(Route("/metrics", operations.metrics))
+    app = _application(context, [*found, *refused_routes()], admin_middleware(context.options))
+    app.state.registry = registry
+    return app
 
 
 def _application(

@@ -14,6 +14,7 @@ from typing import Literal
 
 import uvicorn
 import uvloop
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from uvicorn.config import LOG_LEVELS
 
@@ -92,8 +93,12 @@ def main(
             "--admin-port serves these routes on a separate port", gateway.uds or f"port {gateway.port}",
         )  # fmt: skip
     gateway = _with_connections_that_fit(gateway)
-    with _listener(gateway) as listener, open_tracer("gateway", tracing) as tracer:
-        uvloop.run(_serve(gateway, security, tracer, listener, admin_listener))
+    with open_tracer("gateway", tracing) as tracer:
+        if gateway.grpc:
+            uvloop.run(_serve_grpc(gateway, security, tracer, admin_listener))
+        else:
+            with _listener(gateway) as listener:
+                uvloop.run(_serve(gateway, security, tracer, listener, admin_listener))
 
 
 def _with_connections_that_fit(options: GatewayOptions) -> GatewayOptions:
@@ -181,19 +186,26 @@ def make_server(context: GatewayContext) -> uvicorn.Server:
     return _Server(_config(options, app, options.host, options.port, lifespan="on", ws="websockets-sansio"))
 
 
-def make_admin_server(context: GatewayContext) -> uvicorn.Server:
-    """Creates the HTTP server of the admin port; the main server's application must be running."""
+def make_admin_server(context: GatewayContext, registry: CollectorRegistry | None = None) -> uvicorn.Server:
+    """Creates the HTTP server of the admin port; the main server's application must be running.
+
+    Args:
+        registry: see create_admin_app.
+    """
     options, admin = context.options, context.options.admin
-    return _Server(_config(options, create_admin_app(context), admin.admin_host, admin.admin_port, lifespan="off"))
+    app = create_admin_app(context, registry)
+    return _Server(_config(options, app, admin.admin_host, admin.admin_port, lifespan="off"))
 
 
 @contextlib.asynccontextmanager
-async def _admin_port(context: GatewayContext, listener: socket.socket | None) -> AsyncIterator[None]:
+async def _admin_port(
+    context: GatewayContext, listener: socket.socket | None, registry: CollectorRegistry | None = None
+) -> AsyncIterator[None]:
     """Serves the admin port, if there is one, while the context is open; stops it without draining."""
     if listener is None:
         yield
         return
-    server = make_admin_server(context)
+    server = make_admin_server(context, registry)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     keeping = begin(_keep_certificates(server, context.options))
     try:
@@ -223,6 +235,24 @@ async def _serve(
     logger.info("listening on %s", options.uds or join_address(options.host, options.port))
     async with _admin_port(context, admin):
         await _serve_until_stopped(context, server, serving, signals)
+
+
+async def _serve_grpc(
+    options: GatewayOptions, security: RpcSecurityOptions, tracer: Tracer | None, admin: socket.socket | None
+) -> None:
+    """Serves vLLM's gRPC service instead of HTTP, see --grpc.
+
+    Raises:
+        StartupError: its package is not installed, or the port is taken.
+    """
+    try:
+        from gateway.vllm_grpc.server import serve_grpc  # late: its package is optional
+    except ImportError as error:
+        raise StartupError(f"--grpc needs the package smg-grpc-proto ({error}): pip install 'quire[grpc]'.") from error
+    context = make_context(options, security, tracer)
+    app = create_app(context)
+    async with app.router.lifespan_context(app), _admin_port(context, admin, app.state.registry):
+        await serve_grpc(app, context)
 
 
 async def _serve_until_stopped(

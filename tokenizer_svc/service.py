@@ -36,6 +36,7 @@ from tokenizer_svc.truncation import Truncation
 
 MAX_TEXTS = 1024
 _MAX_ANSWER_BYTES = 16 * 2**20  # apart from images
+_FILE_PART_BYTES = 2**20
 # Up to this many tokens are decoded, or put into a message, on the event loop: switching to a thread and back would
 # cost as much.
 _INLINE_TOKENS = 500
@@ -251,6 +252,14 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             has_chat_template=self._renderer.has_template,
             config_json=json.dumps(self._config()).encode(),
         )
+
+    async def GetTokenizerFile(
+        self, request: tokenizer_pb2.GetTokenizerFileRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        data = await asyncio.to_thread(lambda: json.dumps(self._files.definition, ensure_ascii=False).encode())
+        for start in range(0, len(data), _FILE_PART_BYTES):
+            part = data[start : start + _FILE_PART_BYTES]
+            await context.write(tokenizer_pb2.GetTokenizerFileResponse(data=part))
 
     def _config(self) -> dict[str, Any]:
         """The tokenizer's configuration, with the chat template in use."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -28,11 +29,7 @@ def public_paths(metrics_without_key: bool) -> frozenset[bytes]:
 
 
 class AuthenticationMiddleware:
-    """Rejects requests without a known key.
-
-    Sets in `scope["state"]` the `tenant`, a hash of the key; the `cache_tenant`, an HMAC of the key that separates the
-    cached prefixes of different keys; and the `named_key`, None for a key without a name.
-    """
+    """Rejects requests without a known key, and sets in `scope["state"]` what `identify` returns."""
 
     def __init__(self, app: ASGIApp, api_keys: ApiKeys, public_paths: Collection[bytes]) -> None:
         """
@@ -48,26 +45,37 @@ class AuthenticationMiddleware:
         if scope["type"] == "lifespan" or path_below_root(scope) in self._public_paths:
             await self._app(scope, receive, send)
             return
-        key = _given_key(scope)
-        is_known, named_key = self._api_keys.find(hashlib.sha256(key).digest())
-        if not key or not is_known:
-            error = Unauthenticated(
-                "This server needs an API key: send `Authorization: Bearer <key>`, or `x-api-key: <key>`."
-            )
+        try:
+            scope["state"].update(identify(self._api_keys, scope["headers"]))
+        except Unauthenticated as error:
             response = error_response(error, scope)
             response.headers["www-authenticate"] = "Bearer"
             await response(scope, receive, send)
             return
-        scope["state"]["tenant"] = tenant_hash(key.decode("latin-1"))
-        # With a single key, the cache needs no separation.
-        scope["state"]["cache_tenant"] = _cache_tenant(key) if self._api_keys.are_many else ""
-        scope["state"]["named_key"] = named_key
         await self._app(scope, receive, send)
 
 
-def _given_key(scope: Scope) -> bytes:
+def identify(api_keys: ApiKeys, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, Any]:
+    """Returns the `tenant`, a hash of the key in the headers; the `cache_tenant`, an HMAC of the key that separates the
+    cached prefixes of different keys; and the `named_key`, None for a key without a name.
+
+    Raises:
+        Unauthenticated: there is no key, or it is not known.
+    """
+    key = _given_key(headers)
+    is_known, named_key = api_keys.find(hashlib.sha256(key).digest())
+    if not key or not is_known:
+        raise Unauthenticated(
+            "This server needs an API key: send `Authorization: Bearer <key>`, or `x-api-key: <key>`."
+        )
+    # With a single key, the cache needs no separation.
+    cache_tenant = _cache_tenant(key) if api_keys.are_many else ""
+    return {"tenant": tenant_hash(key.decode("latin-1")), "cache_tenant": cache_tenant, "named_key": named_key}
+
+
+def _given_key(given: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Returns the key as sent by OpenAI's clients or, failing that, by Anthropic's; empty if there is none."""
-    headers = dict(reversed(scope["headers"]))
+    headers = dict(reversed(given))
     if b"authorization" not in headers:
         return bytes(headers.get(b"x-api-key", b"")).strip()
     kind, _, key = headers[b"authorization"].partition(b" ")

@@ -34,6 +34,7 @@ _FEW_CHARS = 2000
 _IMAGES_SECONDS = 30.0  # of which each image may take a third
 _LONG_SECONDS = 60.0  # with videos or audio, and the images
 _SPLIT_SECONDS = 120.0
+_FILE_SECONDS = 60.0
 _COMPILE_SECONDS = 30.0  # includes the time for a separate backend process to start
 # Converting this many tokens takes about as long as starting a thread.
 _MANY_TOKENS = 8 * 1024
@@ -307,8 +308,19 @@ class Tokenizer:
 
     async def config_json(self) -> bytes:
         """Returns the tokenizer's configuration."""
+        return bytes((await self.info()).config_json)
+
+    async def info(self) -> tokenizer_pb2.GetTokenizerInfoResponse:
+        """Returns what the service tells about the tokenizer."""
+        answer: tokenizer_pb2.GetTokenizerInfoResponse
         answer = await self._replicas.call("GetTokenizerInfo", tokenizer_pb2.GetTokenizerInfoRequest())
-        return bytes(answer.config_json)
+        return answer
+
+    async def tokenizer_json(self) -> bytes:
+        """Returns the tokenizer itself, in the format of tokenizer.json."""
+        request = tokenizer_pb2.GetTokenizerFileRequest()
+        async with contextlib.aclosing(self._replicas.stream("GetTokenizerFile", request, _FILE_SECONDS)) as parts:
+            return b"".join([part.data async for part in parts])
 
     async def _converted(self, num_tokens: int, convert: Callable[[], T]) -> T:
         return convert() if num_tokens < _MANY_TOKENS else await self._large_requests.run(convert)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +21,13 @@ from quire.options.settling import drain_settle_option
 from quire.options.tokenizer_init import SKIP_FLAG, skip_tokenizer_option
 from quire.options.tools import ToolOptions
 
+# Options that have no meaning for --grpc.
+_HTTP_ONLY = (
+    "uds", "shared_port_folder", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "allowed_origins",
+    "allow_credentials", "middleware", "enable_request_id_headers", "allow_runtime_lora_updating",
+    "enable_tokenizer_info_endpoint", "enable_scale_out",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class GatewayOptions:
@@ -29,6 +37,11 @@ class GatewayOptions:
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on.", minimum=1, maximum=65535)
+    grpc: bool = option(
+        False, "Serves vllm.grpc.engine.VllmEngine on --host and --port instead of HTTP: the gRPC service by which "
+        "other gateways and routers, such as SMG, use a vLLM server. Needs the package smg-grpc-proto "
+        "(`pip install 'quire[grpc]'`).",
+    )  # fmt: skip
     uds: str | None = option(
         None, "Unix socket to listen on instead of --host and --port. Its file gets the permissions that the umask "
         "allows, and is removed at the end. Clients connect to unix:PATH.", metavar="PATH",
@@ -222,6 +235,17 @@ class GatewayOptions:
         taken = {key_digest(key): f"one of {flag}" for flag, given in keys.items() for key in given}
         return read_api_keys(self.api_key_file, taken)
 
+    def _check_grpc(self) -> None:
+        """
+        Raises:
+            StartupError: --grpc is set, and an option that is for HTTP.
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        given = [name for name in _HTTP_ONLY if getattr(self, name) != defaults[name]]
+        if self.grpc and given:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise StartupError(f"With --grpc there is no HTTP on the clients' port: leave out {flags}.")
+
     def check(self) -> None:
         """Checks that the options are consistent and that no open server is exposed.
 
@@ -243,6 +267,7 @@ class GatewayOptions:
                 f"--host {self.host} is reachable from other machines and no --api-key is set. Set one "
                 "(or QUIRE_API_KEY, or --api-key-file), or pass --insecure if something in front protects the server."
             )
+        self._check_grpc()
         if "*" in self.allowed_origins and self.allow_credentials:
             raise StartupError(
                 "--allow-credentials with --allowed-origins '*' would let any web page act as its visitor. Leave out "

@@ -83,7 +83,8 @@ def api_url(options: GatewayOptions) -> str:
     """The URL at which clients reach a gateway with these options."""
     if options.uds:
         return f"{SCHEME}{options.uds}"
-    return f"{'https' if options.ssl_certfile else 'http'}://{join_address(options.host, options.port)}"
+    scheme = "grpc" if options.grpc else "https" if options.ssl_certfile else "http"
+    return f"{scheme}://{join_address(options.host, options.port)}"
 
 
 def free_ports(count: int) -> list[int]:

@@ -42,7 +42,7 @@ def format_summary(
         **({"images": "read in conversations"} if model.accepts_images else {}),
         **({"videos": "read in conversations"} if model.accepts_videos else {}),
         **({"audio": "read in conversations, and transcribed"} if model.accepts_audio else {}),
-        "API": url if socket_path(url) else f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
+        "API": _api(url),
         **{what: f"parsed by {name}" for what, name in parsers.items() if name},
         "fleet": f"quire workers --router-address {router}",
         **{
@@ -51,11 +51,22 @@ def format_summary(
         },
         **({} if tokenizer else {"tokenizer": f"none ({SKIP_FLAG}): token ids in, token ids out"}),
         **({} if log == "-" else {"log": log}),
-        "try": _curl(url, _example(model, tokenizer), api_key),
+        **({} if _is_grpc(url) else {"try": _curl(url, _example(model, tokenizer), api_key)}),
     }
     width = max(len(name) for name in rows)
     head = click.style(f"Quire {quire.__version__} is ready after {seconds:.1f} s", bold=True)
     return "\n".join([head, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
+
+
+def _is_grpc(url: str) -> bool:
+    return url.startswith("grpc://")
+
+
+def _api(url: str) -> str:
+    """The gateway's URL, and what else it serves."""
+    if _is_grpc(url):
+        return f"{url} (vllm.grpc.engine.VllmEngine, with reflection and health)"
+    return url if socket_path(url) else f"{url}/v1    docs {url}/docs    metrics {url}/metrics"
 
 
 def _memory(model: common_pb2.ModelInfo) -> dict[str, str]:

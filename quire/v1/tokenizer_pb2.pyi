@@ -339,3 +339,13 @@ class GetTokenizerInfoResponse(_message.Message):
     has_chat_template: bool
     config_json: bytes
     def __init__(self, tokenizer: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., config_json: _Optional[bytes] = ...) -> None: ...
+
+class GetTokenizerFileRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetTokenizerFileResponse(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...

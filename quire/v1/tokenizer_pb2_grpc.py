@@ -82,6 +82,11 @@ class TokenizerServiceStub:
                 request_serializer=quire_dot_v1_dot_tokenizer__pb2.GetTokenizerInfoRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_tokenizer__pb2.GetTokenizerInfoResponse.FromString,
                 _registered_method=True)
+        self.GetTokenizerFile = channel.unary_stream(
+                '/quire.v1.TokenizerService/GetTokenizerFile',
+                request_serializer=quire_dot_v1_dot_tokenizer__pb2.GetTokenizerFileRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_tokenizer__pb2.GetTokenizerFileResponse.FromString,
+                _registered_method=True)
 
 
 class TokenizerServiceServicer:
@@ -163,6 +168,14 @@ class TokenizerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTokenizerFile(self, request, context):
+        """Streams tokenizer.json as it is used, for callers that tokenize by themselves. If the model has its vocabulary in
+        another form, this is what it has been converted to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TokenizerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -210,6 +223,11 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
                     servicer.GetTokenizerInfo,
                     request_deserializer=quire_dot_v1_dot_tokenizer__pb2.GetTokenizerInfoRequest.FromString,
                     response_serializer=quire_dot_v1_dot_tokenizer__pb2.GetTokenizerInfoResponse.SerializeToString,
+            ),
+            'GetTokenizerFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTokenizerFile,
+                    request_deserializer=quire_dot_v1_dot_tokenizer__pb2.GetTokenizerFileRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_tokenizer__pb2.GetTokenizerFileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -458,6 +476,33 @@ class TokenizerService:
             '/quire.v1.TokenizerService/GetTokenizerInfo',
             quire_dot_v1_dot_tokenizer__pb2.GetTokenizerInfoRequest.SerializeToString,
             quire_dot_v1_dot_tokenizer__pb2.GetTokenizerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTokenizerFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.TokenizerService/GetTokenizerFile',
+            quire_dot_v1_dot_tokenizer__pb2.GetTokenizerFileRequest.SerializeToString,
+            quire_dot_v1_dot_tokenizer__pb2.GetTokenizerFileResponse.FromString,
             options,
             channel_credentials,
             insecure,

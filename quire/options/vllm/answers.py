@@ -42,7 +42,6 @@ _SERVER: Mapping[str, Answer] = {
         "Use --skip-tokenizer-init and --enable-scale-out: there is then no text, and /inference/v1/generate takes and "
         "returns token ids."
     ),
-    "grpc": refused("The gateway speaks HTTP; the services behind it speak gRPC as described in protos/quire/v1."),
     "enable-per-request-metrics": no_effect(
         "Answers carry no times; with --otlp-traces-endpoint, each request's trace has them.", switch=True
     ),
