@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from smg_grpc_proto import vllm_engine_pb2
 
@@ -14,7 +15,9 @@ from gateway.context import GatewayContext
 from gateway.metrics.fleet import used_share, waiting_requests
 from quire.errors import Unavailable
 from quire.runners import GENERATE
-from quire.v1 import common_pb2
+
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2
 
 # The defaults that a caller applies itself, as all fields of its requests are set.
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -61,8 +61,8 @@ def make_grpc_server(app: Starlette, context: GatewayContext, port: int) -> Grpc
 
 
 class _Registrar:
-    """Takes the service's methods for a server, apart from those that it does not have. gRPC refuses these before a call
-    begins; of one that has begun, clients believe that another may succeed."""
+    """Takes the service's methods for a server, apart from those that it does not have. gRPC refuses these before
+    a call begins; of one that has begun, clients believe that another may succeed."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server

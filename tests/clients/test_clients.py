@@ -24,7 +24,7 @@ SECONDS = 280
 SCRIPTS = (
     "openai_sync.py", "openai_async.py", "openai_node.cjs", "anthropic_agent.py", "anthropic_node.cjs",
     "cohere_chat.py", "cohere_vectors.py", "langchain_chat.py", "instructor_models.py", "litellm_calls.py",
-    "pydantic_ai_agent.py", "schemathesis_fuzzing.py", "lm_eval_tasks.py",
+    "pydantic_ai_agent.py", "smg_gateway.py", "schemathesis_fuzzing.py", "lm_eval_tasks.py",
 )  # fmt: skip
 # What they would look for elsewhere before they begin, or tell others of.
 OFFLINE = {
@@ -65,8 +65,19 @@ def minilm(tmp_path: Path) -> Iterator[Stack]:
     yield from served(tmp_path, minilm_folder(), "--served-model-name", "minilm")
 
 
+@pytest.fixture
+def grpc(tmp_path: Path) -> Iterator[Stack]:
+    """Has no HTTP that could be asked for its health."""
+    stack = start_stack(None, tmp_path / "serve.log", "--grpc")
+    try:
+        stack.wait_ready()
+        yield stack
+    finally:
+        assert stop_stack(stack) == 0
+
+
 # The stack that a script is for; the others are for the demo model.
-STACKS = {"cohere_vectors.py": "minilm", "schemathesis_fuzzing.py": "fuzzed"}
+STACKS = {"cohere_vectors.py": "minilm", "smg_gateway.py": "grpc", "schemathesis_fuzzing.py": "fuzzed"}
 
 
 def interpreter(script: str) -> str:

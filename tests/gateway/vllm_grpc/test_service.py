@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import io
@@ -21,6 +20,8 @@ from smg_grpc_proto.generated import common_pb2
 
 from gateway.app import create_app
 from gateway.vllm_grpc.server import make_grpc_server
+from quire.errors import StartupError
+from quire.options.gateway import GatewayOptions
 from quire.options.reasoning import ReasoningOptions
 from tests.support.fake_engine import FakeOptions
 from tests.support.fake_pooling import EMBEDDER, embedding
@@ -248,4 +249,9 @@ async def test_embeddings(tokenizer_folder: Path) -> None:
         assert not (await service.stub.GetModelInfo(pb.GetModelInfoRequest())).is_generation
         with pytest.raises(grpc.aio.AioRpcError, match="set tokenized"):
             await service.stub.Embed(pb.EmbedRequest())
-        await asyncio.sleep(0)
+
+
+async def test_options_of_http_are_refused_beside_it() -> None:
+    GatewayOptions(grpc=True).check()
+    with pytest.raises(StartupError, match="leave out --root-path, --enable-scale-out"):
+        GatewayOptions(grpc=True, root_path="/a", enable_scale_out=True).check()

@@ -6,9 +6,12 @@ from quire.serve.summary import format_summary
 from quire.v1 import common_pb2, tokenizer_pb2
 
 
-def summary(model: common_pb2.ModelInfo, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None = None) -> str:
+def summary(
+    model: common_pb2.ModelInfo, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None = None,
+    url: str = "http://here",
+) -> str:  # fmt: skip
     return format_summary(
-        model, workers=1, seconds=2.0, url="http://here", router="r:1", services={}, tokenizer=tokenizer, api_key=False,
+        model, workers=1, seconds=2.0, url=url, router="r:1", services={}, tokenizer=tokenizer, api_key=False,
         log="-", parsers={},
     )  # fmt: skip
 
@@ -55,3 +58,10 @@ def test_of_models_that_read_audio() -> None:
     assert "curl http://here/v1/audio/transcriptions -F file=@speech.mp3 -F model=m" in text
     assert "curl http://here/v1/completions" in summary(model_info(accepts_audio=True))
     assert "audio" not in summary(model_info(accepts_videos=True))
+
+
+def test_of_servers_without_http() -> None:
+    text = summary(model_info(), url="grpc://here:1")
+    assert "API          grpc://here:1 (vllm.grpc.engine.VllmEngine" in text
+    assert "curl" not in text
+    assert "/docs" not in text
