@@ -91,6 +91,7 @@ ARCHITECTURES = {
     "InternLM2ForCausalLM": "engine_svc.models.internlm2",
     "InternLM3ForCausalLM": "engine_svc.models.internlm3",
     "InternLMForCausalLM": "engine_svc.models.internlm2",
+    "JAISLMHeadModel": "engine_svc.models.jais",
     "Jais2ForCausalLM": "engine_svc.models.jais2",
     "JambaForCausalLM": "engine_svc.models.jamba",
     "JetMoeForCausalLM": "engine_svc.models.jetmoe",

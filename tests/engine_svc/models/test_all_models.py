@@ -29,7 +29,7 @@ def test_the_page_has_all_types() -> None:
 
 
 def test_all_native_ones_are_compared_with_transformers() -> None:
-    """Tests of families, mixtures and hybrids do so; separate ones for DeepSeek V4, Llama Nemotron, and other names.
+    """Tests of families, mixtures and hybrids do so; others for DeepSeek V4, Jais, Llama Nemotron, and other names.
 
     What is only in remote code is compared with other families.
     """
@@ -39,9 +39,9 @@ def test_all_native_ones_are_compared_with_transformers() -> None:
         compared.add(transformers.AutoModelForCausalLM._model_mapping[config_class].__name__)
     others = {
         "BaichuanForCausalLM", "BailingMoeV3ForCausalLM", "ChatGLMForConditionalGeneration", "DeciLMForCausalLM",
-        "DeepseekV4ForCausalLM", "InternLM3ForCausalLM", "MPTForCausalLM", "MiMoForCausalLM", "MiniMaxM1ForCausalLM",
-        "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM", "RWForCausalLM", "SolarForCausalLM", "Step3p5ForCausalLM",
-        "VoxtralRealtimeForConditionalGeneration", "WhisperForConditionalGeneration",
+        "DeepseekV4ForCausalLM", "InternLM3ForCausalLM", "JAISLMHeadModel", "MPTForCausalLM", "MiMoForCausalLM",
+        "MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "PhiMoEForCausalLM", "RWForCausalLM", "SolarForCausalLM",
+        "Step3p5ForCausalLM", "VoxtralRealtimeForConditionalGeneration", "WhisperForConditionalGeneration",
     }  # fmt: skip
     compared |= {family.architecture for family in REMOTE.values()}
     assert set(ARCHITECTURES) - others <= compared

@@ -96,6 +96,7 @@ NAMES: dict[str, str] = {
     "InternLM3ForCausalLM": "InternLM 3",
     "InternLMForCausalLM": "InternLM",
     "InternVLForConditionalGeneration": "InternVL 2 to 3.5",
+    "JAISLMHeadModel": "Jais 13B, 30B",
     "Jais2ForCausalLM": "Jais 2",
     "JambaForCausalLM": "Jamba 1.5, Jamba Mini, Jamba Reasoning",
     "JetMoeForCausalLM": "JetMoE",

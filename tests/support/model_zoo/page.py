@@ -36,15 +36,15 @@ Models whose images, videos or audio Quire reads are in [media.md](media.md); im
 that take images or sound as well as text run as their language model alone, if Transformers has that as a separate
 model. The code of a checkpoint is never run. Of the models that exist only as such code, the native ones below run
 (InternLM 2, ChatGLM 3, Baichuan, MiniCPM, Llama Nemotron, TeleChat, Qwen 1 and others), and all others are refused
-(Phi-3 Small). Beam, DeepSeek MoE, Llama Nemotron, MiniMax M3, openPangu, Qwen 1, Solar Pro, TeleChat and Tele-FLM were
-tried with tiny models only, not with published weights. Texts of Qwen 1 can be no longer than `seq_length`, if it has
-`use_dynamic_ntk` or `use_logn_attn`.
+(Phi-3 Small). Beam, DeepSeek MoE, Jais, Llama Nemotron, MiniMax M3, openPangu, Qwen 1, Solar Pro, TeleChat and Tele-FLM
+were tried with tiny models only, not with published weights. Texts of Qwen 1 can be no longer than `seq_length`, if it
+has `use_dynamic_ntk` or `use_logn_attn`.
 
 Of the text models in vLLM's registry (at its commit 0002bff0), these have no row below, since Transformers does not
 have them, and are refused: ArcticForCausalLM, Fairseq2LlamaForCausalLM, GritLM, Grok1ModelForCausalLM,
-HCXVisionForCausalLM, InternLM2VEForCausalLM, JAISLMHeadModel, OuroForCausalLM, PanguProMoEV2ForCausalLM,
-PanguUltraMoEForCausalLM, Plamo2ForCausalLM, Plamo3ForCausalLM and Step3TextForCausalLM. MistralLarge3ForCausalLM is
-vLLM's own name for files in [Mistral's format](loading.md).
+HCXVisionForCausalLM, InternLM2VEForCausalLM, OuroForCausalLM, PanguProMoEV2ForCausalLM, PanguUltraMoEForCausalLM,
+Plamo2ForCausalLM, Plamo3ForCausalLM and Step3TextForCausalLM. MistralLarge3ForCausalLM is vLLM's own name for files in
+[Mistral's format](loading.md).
 
 Encoders, rerankers and reward models, which generate nothing, are described in [pooling.md](pooling.md).
 
