@@ -18,6 +18,7 @@ RETRIEVERS = MappingProxyType({
     "ColQwen3": "qwen3_vl",
     "OpsColQwen3Model": "qwen3_vl",
 })  # fmt: skip
+PREFIX = "vlm."  # of the vision-language model's tensors, in those of Transformers and others
 # Their processors → those of the vision-language models.
 RETRIEVERS_PROCESSORS = MappingProxyType({
     "ColQwen2Processor": "Qwen2VLProcessor",

@@ -41,7 +41,7 @@ OTHERWISE = (
 
 def names_in_checkpoints(
     path: str, part: str, module_names: Mapping[str, str], renames: Sequence[tuple[str, str]] = (),
-    *, are_bare: bool = False,
+    *, are_bare: bool = False, prefix: str = "",
 ) -> tuple[str, ...]:  # fmt: skip
     """All names that a checkpoint may have for a matrix.
 
@@ -50,6 +50,7 @@ def names_in_checkpoints(
         part: of the module. For experts, the names are those of the first expert.
         module_names, renames: see ModelConfig.
         are_bare: whether there may be no "model." in front.
+        prefix: what there may be in front of everything.
     """
     parent, _, module = path.rpartition(".")
     if module == "experts":
@@ -63,7 +64,8 @@ def names_in_checkpoints(
     # Layers for multi-token prediction are beside the model.
     alone += [name for name in found if are_bare or name.startswith("mtp.")]
     named = names_before((other for name in alone for other in _renamed(name, module_names)), renames)
-    return (*named, *(other for name in named for other in _among_others(name)))
+    found = [*named, *(other for name in named for other in _among_others(name))]
+    return (*found, *(prefix + name for name in found if prefix))
 
 
 def _renamed(module: str, module_names: Mapping[str, str]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from quire.errors import StartupError
 from quire.media import MediaKind
 from quire.options.engine import EngineOptions
 from quire.options.multimodal import most
+from quire.retrievers import PREFIX
 from quire.tokenizer import tekken
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OUTER = "vlm."  # what ColQwen's names begin with
 _OUTPUT_LAYERS = ("lm_head.", "language_model.output.")  # the second is InternLM's
 
 
@@ -119,7 +119,7 @@ def _tensors(source: LoadFormat, model_type: str) -> dict[str, torch.Tensor] | N
     """
     if model_type == "internvl" and isinstance(source, CheckpointFormat) and is_published(source):
         return encoder_tensors(source)
-    return all_tensors(source, is_of_text, _OUTER)
+    return all_tensors(source, is_of_text, PREFIX)
 
 
 def _kinds(config: Mapping[str, Any], limit: str) -> frozenset[MediaKind]:

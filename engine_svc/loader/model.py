@@ -61,6 +61,7 @@ from quire.options.model_form import ModelFormOptions
 from quire.options.multimodal import most
 from quire.options.speculative import HEAD_METHODS, LOOKUP_METHODS
 from quire.registry import registry
+from quire.retrievers import PREFIX, RETRIEVERS
 
 if TYPE_CHECKING:
     from engine_svc.media.base import MediaEncoder
@@ -386,8 +387,9 @@ def adapter_layers(options: LoraOptions, config: ModelConfig, context: LayerCont
     )  # fmt: skip
     find = partial(parameter_of_module, module_names=config.module_names, renames=config.renames)
     names = partial(
-        names_in_checkpoints, module_names=config.module_names, renames=config.renames, are_bare=not config.has_head
-    )
+        names_in_checkpoints, module_names=config.module_names, renames=config.renames, are_bare=not config.has_head,
+        prefix=PREFIX if config.architecture in RETRIEVERS else "",
+    )  # fmt: skip
     return AdapterLayers(settings, context.ops, context.groups, context.device, find, names)
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from engine_svc.layers.module_names import EXPERT_PARTS, OTHERWISE, PARTS
+from quire.retrievers import PREFIX
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
 # All experts, or the gates or ups of all, in one tensor, which may have no module of its own.
@@ -13,7 +14,7 @@ _ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up|gate|up|down)_proj(?:[._](\w
 _HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # norm of one head
 # For models that read media or speak, of which only the text model is loaded: prefixes to remove, and modules to leave
 # out.
-_PREFIXES = ("vlm.", "thinker.", "model.", "language_model.", "text_model.", "model.")
+_PREFIXES = (PREFIX, "thinker.", "model.", "language_model.", "text_model.", "model.")
 _OF_OTHERS = (
     "vision_tower.", "vision_model.", "vision_encoder.", "vision_embedder.", "visual.", "multi_modal_projector.",
     "mm_projector.", "projector.", "mlp1.", "embed_vision.", "embed_audio.", "vision_projection.", "connector.",

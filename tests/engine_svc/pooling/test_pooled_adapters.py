@@ -23,7 +23,7 @@ CASES = {
     "distilbert": ("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"), "modernbert": ("Wqkv", "Wo", "Wi"),
     "gte": ("qkv_proj", "o_proj", "up_gate_proj", "down_proj"),
     "nomic-bert": ("Wqkv", "out_proj", "fc11", "fc12", "fc2"),
-    "qwen3": LLAMAS, "gemma2": LLAMAS,
+    "qwen3": LLAMAS,
 }  # fmt: skip
 OPTIONS = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 16}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,7 +16,8 @@ from engine_svc.requests.pooling import PoolingInput, PoolingRequest
 from quire.options.model import ModelOptions
 from tests.engine_svc.pooling.test_pooled_images import CASES, sequences_of
 from tests.support.engine_options import engine_options
-from tests.support.pooled_models import change_config, run, runner_of, values_of
+from tests.support.lora import write_adapter
+from tests.support.pooled_models import change_config, place_adapters, run, runner_of, values_of
 from tests.support.run_engine import random_prompts
 from tests.support.vision_models import make_vision_model
 from tests.support.vision_models.reference import load_model, reference_hidden
@@ -59,6 +62,32 @@ def test_vectors_of_tokens(tmp_path: Path, family: str, name: str) -> None:
     given = sequences_of(folder, "token_embed", normalize=True)
     for found, own in zip(run(runner, given), expected, strict=True):
         torch.testing.assert_close(found, own, atol=1e-4, rtol=1e-3)
+
+
+def test_adapters(tmp_path: Path) -> None:
+    """On the text model's layers and the projection, as PEFT names them in Transformers' class."""
+    folder = make_vision_model(tmp_path / "base", "qwen2_vl")
+    modules = {f"vlm.language_model.layers.{layer}.self_attn.q_proj": (64, 64) for layer in range(2)}
+    adapter = write_adapter(tmp_path / "adapter", modules | {"embedding_proj_layer": (SIZE, 64)}, size=0.5)
+    weights = load_file(folder / "model.safetensors")
+    own = {name.replace("vlm.language_model", "model") + ".weight": adapter.deltas[name].float() for name in modules}
+    assert own.keys() <= weights.keys()
+    merged = shutil.copytree(folder, tmp_path / "merged")
+    changed = {name: each + own[name] if name in own else each for name, each in weights.items()}
+    save_file(changed, merged / "model.safetensors", {"format": "pt"})
+    messages, images = CASES[0]
+    hidden = reference_hidden(merged, messages, images)[0]
+    projection = as_retriever(folder, "ColQwen2ForRetrieval", is_nested=True)
+    with torch.no_grad():
+        projection.weight += adapter.deltas["embedding_proj_layer"].float()
+        expected = torch.nn.functional.normalize(projection(hidden), dim=-1)
+    runner = runner_of(folder, enable_lora=True, max_loras=2)
+    place_adapters(runner, {2: adapter.folder})
+    given = sequences_of(folder, "token_embed", normalize=True)[:2]
+    seen = msgspec.structs.replace(given[0], adapter_slot=2)
+    found = run(runner, [given[1], seen, given[0]])
+    torch.testing.assert_close(found[1], expected, atol=1e-4, rtol=1e-3)
+    assert not torch.allclose(found[1], found[2])
 
 
 def test_scores_of_jinas_reranker(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ async def logits(engine: RunningEngine, model: str) -> torch.Tensor:
     return torch.from_numpy(np.stack([np.frombuffer(each.data, "<f4") for each in answer.outputs]))
 
 
+@pytest.mark.slow
 async def test_adapters_come_and_go_while_a_classifier_runs(tmp_path: Path) -> None:
     base = make_pooled(tmp_path / "base", "qwen3", "ForSequenceClassification")
     options = {"allow_runtime_lora_updating": True, "allowed_lora_root": str(tmp_path), "max_loras": 2}
