@@ -22,6 +22,7 @@ class RestoreWeights(msgspec.Struct, frozen=True, tag=True):
 
     # After weights were dropped: folder of those to load from now on; empty means the same as before.
     folder: str = ""
+    draft_folder: str = ""  # the same for the draft model
 
 
 class RestoreCache(msgspec.Struct, frozen=True, tag=True):
@@ -61,6 +62,7 @@ class CheckTensors(msgspec.Struct, frozen=True, tag=True):
     """Compare tensors with those of the served checkpoint; the answer is why they cannot replace them, if so."""
 
     tensors: list[SentTensor]
+    of_draft: bool = False  # whether they are compared with those of the draft model instead
 
 
 class ReceiveTensors(msgspec.Struct, frozen=True, tag=True):
@@ -72,6 +74,7 @@ class ReceiveTensors(msgspec.Struct, frozen=True, tag=True):
     # The trainer broadcasts buffers of tensors' bytes; each ends with the tensor with which it has more than this many.
     # None: each tensor is broadcast by itself.
     buffer_bytes: int | None = None
+    of_draft: bool = False  # see CheckTensors
 
 
 class CompleteWeights(msgspec.Struct, frozen=True, tag=True):
@@ -79,7 +82,10 @@ class CompleteWeights(msgspec.Struct, frozen=True, tag=True):
     why that failed, if so."""
 
     folder: str
-    served: str  # folder of the served weights, from which the tensors come that were not received
+    # Folder of the served weights, from which the tensors come that were not received; empty for the draft model's that
+    # the options name.
+    served: str
+    of_draft: bool = False  # see CheckTensors
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag=True):

@@ -183,8 +183,10 @@ class EngineWorker:
         Args:
             version, leaving, wait_seconds: see `update_weights`.
         """
+        model = self.info.model
         await self.transfer.finish(
-            self._folder, lambda folder: self._replace_weights(folder, version, self.info.model, leaving, wait_seconds)
+            self._folder,
+            lambda folder, draft: self._replace_weights(folder, version, model, leaving, wait_seconds, draft),
         )
 
     async def name_weights(self, version: str) -> None:
@@ -230,7 +232,7 @@ class EngineWorker:
             )
 
     async def _replace_weights(
-        self, folder: Path, version: str, model: str, leaving: Leaving, wait_seconds: float
+        self, folder: Path, version: str, model: str, leaving: Leaving, wait_seconds: float, draft_folder: str = ""
     ) -> None:
         await self.administration.check_weights(str(folder))
         read_ahead(create_format(folder, self._options.load))  # requests may be waited for meanwhile
@@ -242,7 +244,7 @@ class EngineWorker:
             self._info = replace(self.info, **found._asdict(), model=model)
             self._renewals += 1
 
-        await self.administration.update_weights(str(folder), version, leaving, wait_seconds, replaced)
+        await self.administration.update_weights(str(folder), version, leaving, wait_seconds, replaced, draft_folder)
 
     async def load(self) -> ModelInfo:
         """Loads the model, in the engine's thread.

@@ -138,14 +138,16 @@ class Administration:
         await self._exclusively(lambda engine: self._check_weights(engine, folder))
 
     async def update_weights(
-        self, folder: str, version: str, leaving: Leaving, wait_seconds: float, replaced: Callable[[], None]
-    ) -> None:
+        self, folder: str, version: str, leaving: Leaving, wait_seconds: float, replaced: Callable[[], None],
+        draft_folder: str = "",
+    ) -> None:  # fmt: skip
         """Replaces the weights; see Rest.replace_weights.
 
         Args:
             leaving, wait_seconds: see `pause`. If the engine is paused already, there is nothing to wait for, so
                 requests are kept unless they are to be aborted.
             replaced: called in the engine's thread.
+            draft_folder: see Rest.replace_weights.
 
         Raises:
             InvalidRequest: see `check_weights`.
@@ -161,7 +163,7 @@ class Administration:
 
             self._check_weights(engine, folder)  # it may have been deleted while requests were waited for
             self._leave(engine, leaving)
-            engine.rest.replace_weights(folder, named)
+            engine.rest.replace_weights(folder, named, draft_folder)
 
         if leaving is Leaving.WAIT and self.status.is_paused:
             leaving = Leaving.KEEP

@@ -167,12 +167,13 @@ class Rest:
         if not self.asleep:
             self.resume()
 
-    def replace_weights(self, folder: str, replaced: Callable[[], None]) -> None:
+    def replace_weights(self, folder: str, replaced: Callable[[], None], draft_folder: str = "") -> None:
         """Loads other weights. Then it is as awake as before; no sequence holds anything, and all are recomputed.
 
         Args:
             folder: of the new weights.
             replaced: called once they are loaded, before anything is computed with them.
+            draft_folder: of new weights of the draft model; empty means that these stay.
 
         Raises:
             Unavailable: see HeldWork.let_go.
@@ -184,7 +185,7 @@ class Rest:
         self._release(forgets_weights=True)
         self.level = SleepLevel.WEIGHTS_FORGOTTEN
         self._restore(
-            RestoreWeights(folder),
+            RestoreWeights(folder, draft_folder),
             "The new weights could not be loaded, so the engine is asleep, with none. /wake_up loads the previous ones "
             "again; or send complete files, and then /wake_up",
         )

@@ -12,7 +12,7 @@ import fcntl
 import logging
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from engine_svc.upkeep import (
 )
 from quire.errors import Conflict, FailedPrecondition, InvalidRequest, QuireError, Unavailable
 from quire.options.engine import EngineOptions
+from quire.options.speculative import LOOKUP_METHODS, MTP
 from quire.options.upkeep import UpkeepOptions
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class WeightTransfer:
         self._folders = Folders(options.upkeep)
         self._finishing: asyncio.Task[None] | None = None
         self._received: Path | None = None  # the folder of new weights, if they have begun
+        self._of_draft = False  # whether those are of the draft model
+        self._draft: Path | None = None  # the folder of its weights, if a trainer has sent them
 
     def close(self) -> None:
         """Removes everything that was received; called when nothing is loaded any more."""
@@ -117,18 +120,29 @@ class WeightTransfer:
             self._trainer = trainer
             logger.info("joined the group of the trainer at %s:%d", trainer.address, trainer.port)
 
-    async def start(self) -> None:
+    async def start(self, *, of_draft: bool = False) -> None:
         """Begins new weights.
+
+        Args:
+            of_draft: whether they are those of the draft model. If that is a part of the model's own checkpoint, they
+                are those of the whole.
 
         Raises:
             Conflict: no trainer has joined.
-            FailedPrecondition: there is no place for them.
+            FailedPrecondition: there is no place for them; or no draft model, or not one whose weights can be sent.
         """
+        speculation = self._options.speculative.chosen()
+        method = None if speculation is None else speculation.chosen_method
+        if of_draft and (method is None or method in LOOKUP_METHODS):
+            raise FailedPrecondition("There is no draft model: the server needs one in --speculative-config.")
         async with self._lock:
             if self._trainer is None:
                 raise Conflict("No trainer has joined, or its group was left after an error: call "
                                "/init_weight_transfer_engine first.")  # fmt: skip
             await self._drop_received()
+            self._of_draft = of_draft and method != MTP
+            if refusals := await self._administration.upkeep(CheckTensors([], self._of_draft)):
+                raise FailedPrecondition(f"{refusals[0]}.")
             try:
                 self._received = await asyncio.to_thread(self._folders.make)
             except OSError as error:
@@ -149,20 +163,20 @@ class WeightTransfer:
             folder = self._begun()
             assert self._trainer is not None
             buffer_bytes = (packing or self._trainer.packing).buffer_bytes
-            if refusals := await self._administration.upkeep(CheckTensors(list(tensors))):
+            if refusals := await self._administration.upkeep(CheckTensors(list(tensors), self._of_draft)):
                 await self._forget()
                 raise InvalidRequest(f"{refusals[0]}. The group has been left, and nothing has changed.",
                                      parameter="update_info")  # fmt: skip
-            command = ReceiveTensors(list(tensors), str(folder), seconds, buffer_bytes)
+            command = ReceiveTensors(list(tensors), str(folder), seconds, buffer_bytes, self._of_draft)
             await self._obey(command, "The weights have not arrived, and the served ones stay")
 
-    async def finish(self, served: Path, replace: Callable[[Path], Awaitable[None]]) -> None:
+    async def finish(self, served: Path, replace: Callable[[Path, str], Awaitable[None]]) -> None:
         """Replaces the served weights by those received, even if the caller stops waiting. If they cannot be loaded, it
         may be tried again.
 
         Args:
             served: folder of the served weights.
-            replace: loads the weights of a folder.
+            replace: loads the weights of a folder, and those of the draft model of another one, unless it is empty.
 
         Raises:
             Conflict: nothing has begun.
@@ -172,17 +186,23 @@ class WeightTransfer:
         self._finishing = asyncio.create_task(self._finish(served, replace))
         await asyncio.shield(self._finishing)
 
-    async def _finish(self, served: Path, replace: Callable[[Path], Awaitable[None]]) -> None:
+    async def _finish(self, served: Path, replace: Callable[[Path, str], Awaitable[None]]) -> None:
         async with self._lock:
             folder = self._begun()
             if not any(folder.iterdir()):
                 raise InvalidRequest("No tensors were received: call /update_weights before.")
-            if failures := await self._administration.upkeep(CompleteWeights(str(folder), str(served))):
+            before = self._draft or "" if self._of_draft else served
+            if failures := await self._administration.upkeep(CompleteWeights(str(folder), str(before), self._of_draft)):
                 await self._forget()
                 raise FailedPrecondition(f"{failures[0]}.")
-            await replace(folder)
+            if self._of_draft:
+                await replace(served, str(folder))
+                self._draft = folder
+            else:
+                await replace(folder, "")
+                served = folder
             self._received = None
-            await asyncio.to_thread(self._folders.drop_all_but, folder)
+            await asyncio.to_thread(self._folders.drop_all_but, {served, self._draft})
 
     def _begun(self) -> Path:
         if self._received is None or self._trainer is None:
@@ -252,11 +272,11 @@ class Folders:
         """Removes a folder."""
         shutil.rmtree(folder, ignore_errors=True)
 
-    def drop_all_but(self, folder: Path) -> None:
+    def drop_all_but(self, kept: Container[Path | None]) -> None:
         """Removes all other folders."""
-        for other in folder.parent.iterdir():
-            if other.is_dir() and other != folder:
-                self.drop(other)
+        for folder in self._own.iterdir() if self._own else ():
+            if folder.is_dir() and folder not in kept:
+                self.drop(folder)
 
 
 def _remove_orphans(parent: Path) -> None:

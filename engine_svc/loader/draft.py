@@ -21,10 +21,11 @@ from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import ParallelLayout
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
+from quire.options.load import LoadOptions
 from quire.options.lora import LoraOptions
 from quire.options.model import ModelOptions
 from quire.options.model_form import ModelFormOptions
-from quire.options.speculative import SpeculativeConfig
+from quire.options.speculative import MTP, SpeculativeConfig
 
 _FLAG = "--speculative-config"
 # Load formats of the target that also apply to the draft; otherwise the draft's format is detected from its files.
@@ -90,15 +91,34 @@ def _check_target(config: SpeculativeConfig, target: LoadedModel) -> None:
 
 def _load(config: SpeculativeConfig, target: Target) -> Draft:
     options, method = _draft_options(config, target), config.chosen_method
-    if method == "mtp":
+    if method == MTP:
         return _load_multi_token(config, target)
-    folder = weights_folder(replace(target.model, model=config.model or "", revision=config.revision), options.load)
+    folder = draft_folder(config, target.model, options.load)
     raw = read_model_config(folder, options.form)
     if method != "draft_model":
         _check_ranks(config, target)
         assert isinstance(target.loaded, BuiltModel)
         return load_eagle(method, folder, raw, options, target.loaded, _groups(config, target), target.device)
     return _load_decoder(config, target, folder, raw)
+
+
+def draft_folder(config: SpeculativeConfig, model: ModelOptions, load: LoadOptions) -> Path:
+    """The folder of a draft model that has one of its own.
+
+    Args:
+        model: the target's.
+        load: see `draft_load`.
+
+    Raises:
+        StartupError: see `weights_folder`.
+    """
+    return weights_folder(replace(model, model=config.model or "", revision=config.revision), load)
+
+
+def draft_load(load: LoadOptions) -> LoadOptions:
+    """How the weights of a draft model are read if those of its target are read in this way."""
+    shared = load.load_format if load.load_format in _SHARED_FORMATS else "auto"
+    return replace(load, model_loader_extra_config={}, load_format=shared)
 
 
 def _load_multi_token(config: SpeculativeConfig, target: Target) -> Draft:
@@ -160,10 +180,7 @@ def _draft_options(config: SpeculativeConfig, target: Target) -> EngineOptions:
     return replace(
         options,
         form=ModelFormOptions(dtype=str(loaded.dtype).removeprefix("torch."), quantization=config.quantization),
-        load=replace(
-            options.load, model_loader_extra_config={},
-            load_format=options.load.load_format if options.load.load_format in _SHARED_FORMATS else "auto",
-        ),
+        load=draft_load(options.load),
         cache=replace(
             options.cache, block_size=shape.block_tokens, calculate_kv_scales=False, cpu_offload_gb=0.0,
             kv_cache_dtype_skip_layers=(),

@@ -40,13 +40,16 @@ _NOT_LINKED = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth",
 class WeightReceiver:
     """A rank's part in receiving weights. All ranks receive all tensors; the first rank writes them to files."""
 
-    def __init__(self, form: Callable[[], CheckpointForm], device: torch.device, rank: int) -> None:
+    def __init__(
+        self, form: Callable[[bool], CheckpointForm], draft_folder: Callable[[], Path], device: torch.device, rank: int
+    ) -> None:
         """
         Args:
-            form: of the served checkpoint; may raise StartupError.
+            form: of the served checkpoint, or of the draft model's; may raise StartupError.
+            draft_folder: of the draft model that the options name; may raise StartupError.
             rank: among the worker's ranks.
         """
-        self._form, self._device, self._rank = form, device, rank
+        self._form, self._draft_folder, self._device, self._rank = form, draft_folder, device, rank
         self._group: TrainerGroup | None = None
 
     def upkeep(self, command: TransferUpkeep) -> list[str]:
@@ -55,18 +58,18 @@ class WeightReceiver:
             match command:
                 case JoinTrainer():
                     self._leave()
-                    self._form()
+                    self._form(False)
                     self._group = TrainerGroup(command, self._rank, self._device)
                 case LeaveTrainer():
                     self._leave()
                 case CheckTensors():
-                    form = self._form()
+                    form = self._form(command.of_draft)
                     for tensor in command.tensors:
                         _stored_dtype(form, tensor)
                 case ReceiveTensors():
                     self._receive(command)
                 case CompleteWeights() if self._rank == 0:
-                    self._complete(Path(command.folder), Path(command.served))
+                    self._complete(command)
         except (StartupError, SafetensorError, OSError, RuntimeError) as error:
             self._leave()
             return [str(error).rstrip(".")]
@@ -86,7 +89,7 @@ class WeightReceiver:
         if self._group is None:
             raise RuntimeError("the trainer's group was left")
         kept: dict[str, torch.Tensor] = {}
-        kept_bytes, form, deadline = 0, self._form(), time.monotonic() + command.seconds
+        kept_bytes, form, deadline = 0, self._form(command.of_draft), time.monotonic() + command.seconds
         for buffer in buffers(command.tensors, command.buffer_bytes):
             sizes = list(map(num_bytes, buffer))
             content = self._group.receive(sum(sizes), deadline)
@@ -103,10 +106,11 @@ class WeightReceiver:
         if kept:
             _write(kept, Path(command.folder))
 
-    def _complete(self, folder: Path, served: Path) -> None:
+    def _complete(self, command: CompleteWeights) -> None:
         """Adds the tensors that were not received, and links to the other files."""
+        folder, served = Path(command.folder), Path(command.served) if command.served else self._draft_folder()
         received = {name for file in folder.glob("*.safetensors") for name in _names_in(file)}
-        missing = self._form().tensors.keys() - received
+        missing = self._form(command.of_draft).tensors.keys() - received
         kept: dict[str, torch.Tensor] = {}
         for file in sorted(served.glob("*.safetensors")):
             with opened(file) as reader:

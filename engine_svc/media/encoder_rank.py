@@ -89,7 +89,7 @@ class EncoderRank(BaseRank[EncoderRunner]):
 
         Raises: what `make` raises.
         """
-        super().__init__(lambda _: make(), lambda _: None, device)
+        super().__init__(lambda *_: make(), lambda _: None, device)
 
     def run(self, plan: EncodingPlan) -> EncodingResult:
         """See EncoderRunner.run."""

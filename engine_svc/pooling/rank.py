@@ -51,7 +51,7 @@ class PoolingRank(BaseRank[PoolingRunner]):
         Raises: see PoolingSource.load.
         """
         self.number = source.groups.rank
-        super().__init__(lambda _: source.load(), lambda runner: runner.allocate(), source.device, self.number)
+        super().__init__(lambda *_: source.load(), lambda runner: runner.allocate(), source.device, self.number)
 
     def run(self, plan: PoolingPlan) -> PoolingResult:
         """See PoolingRunner.run."""

@@ -28,7 +28,7 @@ class BaseRank(Generic[Model]):
     """Owns a rank's runner. Called only from the thread that runs its steps."""
 
     def __init__(
-        self, make: Callable[[str], Model], allocate: Callable[[Model], None], device: torch.device, rank: int = 0
+        self, make: Callable[[str, str], Model], allocate: Callable[[Model], None], device: torch.device, rank: int = 0
     ) -> None:
         """
         Args:

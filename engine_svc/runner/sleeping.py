@@ -36,10 +36,13 @@ class SleepingModel(Generic[Model]):
     dropped, so is the model, and waking it up loads a new one, from the same folder or another one.
     """
 
-    def __init__(self, make: Callable[[str], Model], allocate: Callable[[Model], None], device: torch.device) -> None:
+    def __init__(
+        self, make: Callable[[str, str], Model], allocate: Callable[[Model], None], device: torch.device
+    ) -> None:
         """
         Args:
-            make: loads the model from a folder; an empty name stands for the one that the options name.
+            make: loads the model from a folder, and its draft model, if any, from another one; an empty name stands for
+                the one that the options name.
             allocate: allocates everything except the weights again.
 
         Raises: whatever `make` raises.
@@ -47,8 +50,8 @@ class SleepingModel(Generic[Model]):
         self._make, self._allocate = make, allocate
         self._device = device
         self._offloaded: OffloadedTensors | None = None
-        self._folder = ""
-        self.loaded: Model | None = make(self._folder)
+        self._folders = ("", "")
+        self.loaded: Model | None = make(*self._folders)
 
     @property
     def awake(self) -> Model:
@@ -104,8 +107,9 @@ class SleepingModel(Generic[Model]):
             self._offloaded.restore()
             self._offloaded = None
         elif self.loaded is None:
-            folder = command.folder or self._folder
-            self.loaded, self._folder = self._make(folder), folder
+            folder, draft_folder = self._folders
+            folders = command.folder or folder, command.draft_folder or draft_folder
+            self.loaded, self._folders = self._make(*folders), folders
 
     def _trim(self) -> None:
         """Returns memory cached for reuse to the device and, if the C library is glibc, to the system."""

@@ -105,7 +105,7 @@ class _Obedience:
         await self._worker.join_trainer(trainer, command.wait_ms / 1000)
 
     async def start_weight_update(self, command: admin_pb2.StartWeightUpdate) -> None:
-        await self._worker.transfer.start()
+        await self._worker.transfer.start(of_draft=command.of_draft)
 
     async def receive_weights(self, command: admin_pb2.ReceiveWeights) -> None:
         tensors = [SentTensor(each.name, each.dtype, tuple(each.shape)) for each in command.tensors]

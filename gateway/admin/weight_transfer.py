@@ -51,13 +51,27 @@ async def start_weight_update(request: Request) -> Response:
     Raises:
         InvalidRequest: they would not be those of a checkpoint.
     """
+    return await _start(request, of_draft=False)
+
+
+async def start_draft_weight_update(request: Request) -> Response:
+    """Begins new weights of the draft model.
+
+    Raises:
+        InvalidRequest: see `start_weight_update`.
+    """
+    return await _start(request, of_draft=True)
+
+
+async def _start(request: Request, *, of_draft: bool) -> Response:
     query, body = Query(request), await _read_if_any(request, StartWeightUpdate)
     if not body.is_checkpoint_format:
         raise InvalidRequest(
             "is_checkpoint_format must be true: tensors are sent as in the checkpoint, not as the engines keep them.",
             parameter="is_checkpoint_format",
         )
-    return outcomes_response(await query.administration.start_weight_update(), message="Weight update started")
+    outcomes = await query.administration.start_weight_update(of_draft=of_draft)
+    return outcomes_response(outcomes, message="Weight update started")
 
 
 async def update_weights(request: Request) -> Response:
@@ -127,6 +141,7 @@ def _check_lengths(sent: SentWeights) -> None:
 ROUTES: Sequence[Route] = (
     Route("/init_weight_transfer_engine", init_weight_transfer_engine, methods=["POST"]),
     Route("/start_weight_update", start_weight_update, methods=["POST"]),
+    Route("/start_draft_weight_update", start_draft_weight_update, methods=["POST"]),
     Route("/update_weights", update_weights, methods=["POST"]),
     Route("/finish_weight_update", finish_weight_update, methods=["POST"]),
     Route("/update_weight_version", update_weight_version, methods=["POST"]),

@@ -84,8 +84,9 @@ class Administration:
         told = await asyncio.gather(*asked)
         return Outcomes([each for one in told for each in one.workers], [error for one in told for error in one.errors])
 
-    async def start_weight_update(self) -> Outcomes:
-        return await self._ask(admin_pb2.AdminCommand(start_weight_update=admin_pb2.StartWeightUpdate()))
+    async def start_weight_update(self, *, of_draft: bool) -> Outcomes:
+        start = admin_pb2.StartWeightUpdate(of_draft=of_draft)
+        return await self._ask(admin_pb2.AdminCommand(start_weight_update=start))
 
     async def receive_weights(self, sent: SentWeights) -> Outcomes:
         described = zip(sent.names, sent.dtype_names, sent.shapes, strict=True)

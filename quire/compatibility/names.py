@@ -50,10 +50,11 @@ GET /redoc, GET /v1/responses/{response_id}/input_items, DELETE /v1/responses/{r
 POST /reset_mm_cache, POST /reset_encoder_cache, POST /start_profile, POST /stop_profile, POST /pause, POST /resume,
 GET /is_paused, POST /abort_requests, POST /sleep, POST /wake_up, GET /is_sleeping, POST /collective_rpc,
 POST /scale_elastic_ep, POST /is_scaling_elastic_ep, POST /v1/audio/transcriptions, POST /v1/audio/translations,
-GET /v1/realtime, POST /init_weight_transfer_engine, POST /start_weight_update, POST /update_weights, POST
-/finish_weight_update, POST /update_weight_version, GET /weight_info, GET /get_world_size, POST
-/release_kv_cache_memory, POST /weight_checker, POST /cohere/v2/chat, POST /cohere/v2/chat/render,
-POST /v1/responses/compact, POST /v1/responses/input_tokens
+GET /v1/realtime, POST /init_weight_transfer_engine, POST /start_weight_update, POST
+/start_draft_weight_update, POST /update_weights, POST /finish_weight_update, POST
+/update_weight_version, GET /weight_info, GET /get_world_size, POST /release_kv_cache_memory, POST
+/weight_checker, POST /cohere/v2/chat, POST /cohere/v2/chat/render, POST /v1/responses/compact, POST
+/v1/responses/input_tokens
 """
 
 ROUTES = tuple(" ".join(_SERVED.split()).split(", "))  # method and path

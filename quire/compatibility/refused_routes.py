@@ -12,9 +12,6 @@ _REASONS = {
         "There is nothing to apply: the router moves the requests of a lost worker, and the supervisor restarts it. "
         "GET /fleet reports the state of the workers."
     ),
-    "POST /start_draft_weight_update": (
-        "Draft models keep their weights: send those of the model itself, after /start_weight_update of --admin-port."
-    ),
 }
 
 # Method and path → the answer.

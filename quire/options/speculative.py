@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar
@@ -14,13 +14,14 @@ from quire.bounds import MAX_SPECULATIVE_TOKENS
 from quire.options.base import option
 from quire.options.nearest import nearest
 
-METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
+MTP = "mtp"
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", MTP)
 ACCEPTANCE_METHODS = ("rejection_sampler", "typical_acceptance_sampler")
 
 # Methods that draft from tokens alone, on the control side; the others are models, which the ranks run.
 LOOKUP_METHODS = frozenset({"ngram", "suffix"})
 # Methods whose heads draft from the model's own embedding and its last layer's output.
-HEAD_METHODS = frozenset({"eagle", "mtp"})
+HEAD_METHODS = frozenset({"eagle", MTP})
 
 # Further names of methods in vLLM: a family's layers for multi-token prediction are recognized by its checkpoint.
 METHOD_ALIASES: Mapping[str, str] = {
@@ -189,6 +190,11 @@ class SpeculativeOptions:
         0, "KV cache slots that a sequence reserves beyond its known tokens. Draft tokens take what they need without "
         "it.", minimum=0, maximum=MAX_SPECULATIVE_TOKENS,
     )  # fmt: skip
+
+    def at(self, folder: str) -> SpeculativeOptions:
+        """The same options for a draft model's weights in another folder; an empty name changes nothing."""
+        config = {**self.speculative_config, "model": folder, "revision": None}
+        return replace(self, speculative_config=config) if folder else self
 
     @property
     def most_query_len(self) -> int:

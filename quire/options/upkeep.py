@@ -9,6 +9,8 @@ import msgspec
 
 from quire.options.base import option
 
+NCCL = "nccl"
+
 
 class ProfilerConfig(msgspec.Struct, frozen=True):
     """Keys of --profiler-config, with their defaults."""
@@ -26,8 +28,15 @@ class ProfilerConfig(msgspec.Struct, frozen=True):
 class WeightTransferConfig(msgspec.Struct, frozen=True):
     """Keys of --weight-transfer-config, with their defaults."""
 
-    backend: Literal["nccl"] = "nccl"
+    backend: str = NCCL
     folder: str = ""
+
+    def __post_init__(self) -> None:
+        if self.backend != NCCL:
+            why = (
+                "its handles of memory are pickled objects, which Quire never reads; " if self.backend == "ipc" else ""
+            )
+            raise ValueError(f"backend is {self.backend[:50]!r}; {why}it must be {NCCL}.")
 
 
 @dataclass(frozen=True)

@@ -204,8 +204,10 @@ class Packing(_message.Message):
     def __init__(self, is_packed: _Optional[bool] = ..., buffer_bytes: _Optional[int] = ...) -> None: ...
 
 class StartWeightUpdate(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("of_draft",)
+    OF_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    of_draft: bool
+    def __init__(self, of_draft: _Optional[bool] = ...) -> None: ...
 
 class ReceiveWeights(_message.Message):
     __slots__ = ("tensors", "wait_ms", "packing")

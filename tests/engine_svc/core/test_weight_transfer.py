@@ -78,11 +78,14 @@ async def finish(engine: RunningEngine, version: str) -> None:
     assert engine.worker.load_now().status.weight_version == version
 
 
-def received(engine: RunningEngine) -> Weights:
-    """The tensors in the only folder that is left."""
+def received(engine: RunningEngine) -> list[Weights]:
+    """The tensors in each folder that is left."""
     (place,) = Path(str(engine.worker._options.upkeep.weight_transfer_config["folder"])).iterdir()
-    (kept,) = (each for each in place.iterdir() if each.is_dir())
-    return {name: each for file in kept.glob("*.safetensors") for name, each in load_file(file).items()}
+    folders = (each for each in place.iterdir() if each.is_dir())
+    return [
+        {name: each for file in folder.glob("*.safetensors") for name, each in load_file(file).items()}
+        for folder in folders
+    ]
 
 
 def digests(weights: Weights) -> dict[str, str]:
@@ -130,7 +133,7 @@ async def test_sent_weights_are_those_of_a_folder(
         await transfer.receive(described(some), None, SECONDS)
         await finish(engine, "third")
     assert len(fingerprints | {engine.worker.info.fingerprint}) == 4
-    found = received(engine)
+    (found,) = received(engine)
     assert found.keys() == old.keys()
     assert all(torch.equal(each, some.get(name, old[name].float())) for name, each in found.items())
     assert await engine.worker.digest_weights() == digests(found)
@@ -235,3 +238,61 @@ async def test_weights_are_served_even_if_nobody_waits_for_them(engine: RunningE
         assert worker.load_now().status.weight_version == "6"
         await worker.administration.sleep(SleepLevel.WEIGHTS_FORGOTTEN, Leaving.KEEP, SECONDS)
         await worker.administration.wake_up(PARTS)
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("draft"), "llama", initializer_range=0.02)
+
+
+async def accepted(engine: RunningEngine) -> float:
+    """How many tokens of a request were drafted."""
+    before = engine.worker.load_now().counters.draft_accepted_tokens.sum
+    await tokens(engine)
+    return engine.worker.load_now().counters.draft_accepted_tokens.sum - before
+
+
+async def test_a_draft_models_weights(served: Path, draft: Path, changed: Weights, tmp_path: Path) -> None:
+    """With the weights of the model itself, more of its drafts are right; each of the two keeps what it has got."""
+    options: dict[str, Any] = {
+        "dtype": "float32", "use_tqdm_on_load": False, "num_gpu_blocks_override": 64, "max_model_len": 64,
+        "enable_sleep_mode": True, "weight_transfer_config": {"folder": str(tmp_path)},
+        "speculative_config": {"model": str(draft), "num_speculative_tokens": 3},
+    }  # fmt: skip
+    weights = load_file(served / "model.safetensors")
+    executor = create_executor(engine_options(**options).parallel)
+    async with running_engine(executor, ModelOptions(model=str(served)), **options) as engine:
+        before, transfer = await tokens(engine), engine.worker.transfer
+        with start_trainer(engine) as trainer:
+            await engine.worker.join_trainer(group_of(engine, trainer), SECONDS)
+            guessed = await accepted(engine)
+            await transfer.start(of_draft=True)
+            trainer.send(list(weights.values()))
+            await transfer.receive(described(weights), None, SECONDS)
+            await finish(engine, "draft")
+            assert await accepted(engine) > guessed
+            assert await tokens(engine) == before
+            await transfer.start()
+            trainer.send(list(changed.values()))
+            await transfer.receive(described(changed), None, SECONDS)
+            await finish(engine, "model")
+            assert await tokens(engine) != before
+            some = {name: each for name, each in changed.items() if "layers.0" in name}
+            rest = {name: each for name, each in changed.items() if name not in some}
+            for part in (some, rest):  # each adds to what the draft model has
+                await transfer.start(of_draft=True)
+                trainer.send(list(part.values()))
+                await transfer.receive(described(part), None, SECONDS)
+                await finish(engine, "draft")
+            after = await tokens(engine)
+            await engine.worker.administration.sleep(SleepLevel.WEIGHTS_FORGOTTEN, Leaving.KEEP, SECONDS)
+            await engine.worker.administration.wake_up(PARTS)
+            assert await tokens(engine) == after
+        assert [digests(each) for each in received(engine)] == [digests(changed)] * 2  # the last ones of both
+
+
+async def test_no_draft_model_no_weights_of_it(engine: RunningEngine) -> None:
+    with start_trainer(engine) as trainer:
+        await engine.worker.join_trainer(group_of(engine, trainer), SECONDS)
+        error = await failure(engine.worker.transfer.start(of_draft=True))
+        assert (type(error), "There is no draft model" in error.message) == (FailedPrecondition, True)

@@ -58,6 +58,8 @@ async def test_a_trainers_calls(stack: AdminStack) -> None:
     assert told["message"] == "Weight update finished"
     assert (await stack.ask("/weight_info", method="GET"))["weight_version"] == "step-1"
     assert folders_left(received) == 2
+    refused = await stack.ask("/start_draft_weight_update", 400)
+    assert "There is no draft model" in refused["error"]["message"]
     await stack.ask("/start_weight_update", json={"is_checkpoint_format": True})
     await stack.ask("/update_weights", json={"update_info": UPDATE})
     await stack.ask("/finish_weight_update?mode=abort")

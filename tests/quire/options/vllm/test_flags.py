@@ -231,6 +231,7 @@ def test_numbers_behind_a_flag_leave_the_model_alone() -> None:
             ("--kv-offloading-backend", "lmcache"),
             "Quire offloads blocks to host memory by itself, which is what native",
         ),
+        (("--weight-transfer-config.backend", "ipc"), "its handles of memory are pickled objects"),
         (("--tool-server", "demo"), "--tool-server is an option of vLLM that Quire does not implement."),
         (("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'), "Quire has SharedStorageConnector"),
         (("--max-num-seq", "5"), "Did you mean --max-num-seqs? Maximum number of sequences running at once."),
