@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ from quire.api_keys import ApiKey, key_digest, read_api_keys
 from quire.bounds import RESERVED_TEMPLATE_VARIABLES
 from quire.errors import StartupError
 from quire.options.admin import AdminOptions
-from quire.options.base import ANY_WORD, option
+from quire.options.base import ANY_WORD, groups_of, option
 from quire.options.lora import runtime_updating_option
 from quire.options.media import MediaOptions
 from quire.options.reasoning import ReasoningOptions
@@ -21,11 +20,12 @@ from quire.options.settling import drain_settle_option
 from quire.options.tokenizer_init import SKIP_FLAG, skip_tokenizer_option
 from quire.options.tools import ToolOptions
 
-# Options that have no meaning for --grpc.
-_HTTP_ONLY = (
-    "uds", "shared_port_folder", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "allowed_origins",
-    "allow_credentials", "middleware", "enable_request_id_headers", "allow_runtime_lora_updating",
-    "enable_tokenizer_info_endpoint", "enable_scale_out",
+# All options that apply to --grpc too; the others are for HTTP, or for what only HTTP requests ask for.
+_ALSO_FOR_GRPC = (
+    "host", "port", "grpc", "api_key", "api_key_file", "insecure", "enable_log_requests", "enable_log_outputs",
+    "max_log_len", "log_error_stack", "enable_kv_transfer_params", "server_dev_mode", "router_address",
+    "tokenizer_address", "skip_tokenizer_init", "seed", "request_timeout_seconds", "max_choices_per_request",
+    "max_tokens_per_request", "drain_settle_seconds", "drain_timeout_seconds",
 )  # fmt: skip
 
 
@@ -240,11 +240,13 @@ class GatewayOptions:
         Raises:
             StartupError: --grpc is set, and an option that is for HTTP.
         """
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        given = [name for name in _HTTP_ONLY if getattr(self, name) != defaults[name]]
+        given = [
+            field.flag
+            for field in groups_of(GatewayOptions)[0].fields
+            if field.name not in _ALSO_FOR_GRPC and getattr(self, field.name) != field.default
+        ]
         if self.grpc and given:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise StartupError(f"With --grpc there is no HTTP on the clients' port: leave out {flags}.")
+            raise StartupError(f"With --grpc there is no HTTP on the clients' port: leave out {', '.join(given)}.")
 
     def check(self) -> None:
         """Checks that the options are consistent and that no open server is exposed.

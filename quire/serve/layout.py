@@ -254,6 +254,8 @@ def with_derived(options: StackOptions) -> StackOptions:
         changes["security"] = dataclasses.replace(options.security, grpc_token=secrets.token_urlsafe(32))
     derived = dataclasses.replace(options, **changes)
     derived.gateway.check()
+    if options.gateway.grpc and options.serve.api_server_count > 1:
+        raise StartupError("--api-server-count is for HTTP: with --grpc there is one gateway. Leave it out.")
     derived.tracing.check()
     return derived
 

@@ -252,6 +252,6 @@ async def test_embeddings(tokenizer_folder: Path) -> None:
 
 
 async def test_options_of_http_are_refused_beside_it() -> None:
-    GatewayOptions(grpc=True).check()
+    GatewayOptions(grpc=True, port=5, server_dev_mode=True).check()
     with pytest.raises(StartupError, match="leave out --root-path, --enable-scale-out"):
         GatewayOptions(grpc=True, root_path="/a", enable_scale_out=True).check()

@@ -229,3 +229,9 @@ def test_engines_ask_for_huge_pages_unless_the_user_has_tunables(monkeypatch: py
     assert "GLIBC_TUNABLES" not in specs["gateway"].environment
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=7")
     assert specs_of(stack_options())["engine"].environment["GLIBC_TUNABLES"] == "glibc.malloc.tcache_count=7"
+
+
+def test_a_grpc_api_is_one_process() -> None:
+    with_derived(stack_options(grpc=True))
+    with pytest.raises(StartupError, match="--api-server-count is for HTTP"):
+        with_derived(stack_options(serve=ServeOptions(api_server_count=2), grpc=True))
