@@ -17,10 +17,9 @@ class TritonChosenAttention(ChosenAttention):
     """See ChosenAttention."""
 
     def __init__(
-        self, attention: AttentionBackend, keys: AttentionBackend, *, shared_layers: frozenset[int] = frozenset(),
-        whole_layers: frozenset[int] = frozenset(),
-    ) -> None:  # fmt: skip
-        super().__init__(attention, keys, shared_layers=shared_layers, whole_layers=whole_layers)
+        self, attention: AttentionBackend, keys: AttentionBackend, *, shared_layers: frozenset[int] = frozenset()
+    ) -> None:
+        super().__init__(attention, keys, shared_layers=shared_layers)
         shape = attention.shape
         capability = torch.cuda.get_device_capability(shape.device) if shape.device.type == "cuda" else (8, 0)
         prefill = prefill_tiles(shape.head_dim, shape.dtype, capability)

@@ -85,7 +85,5 @@ class BlockAttention(Attention):
             output[others.rows] = step.attention.forward(
                 query[others.rows], key, value, cache.cache, others.prepared, self.options
             )
-        output[choosing.rows] = self._chosen.attend(
-            query[choosing.rows], blocks, cache.cache, choosing, self.options
-        )  # fmt: skip
+        output[choosing.rows] = self._chosen.attend(choosing.take(query), blocks, cache.cache, choosing, self.options)
         return output

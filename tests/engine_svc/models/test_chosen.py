@@ -77,9 +77,10 @@ def test_ways_to_run(model_folder: ModelFolder, options: dict[str, Any], kind: s
     check(folder_of(model_folder, kind), **options | made)
 
 
-def test_blocks_are_found_again(model_folder: ModelFolder) -> None:
+@pytest.mark.parametrize("kind", ["each layer chooses", "heads choose blocks"])
+def test_blocks_are_found_again(model_folder: ModelFolder, kind: str) -> None:
     """Keys of indexers are cached, and move to the host and back, together with all else."""
-    folder, (prompt,) = folder_of(model_folder), random_prompts(90)
+    folder, (prompt,) = folder_of(model_folder, kind), random_prompts(90)
     others = random_prompts(80, 80, 80)
     with running_engine(folder, num_blocks=8, num_host_blocks=40) as engine:
         expected = run(engine, [prompt], SAMPLING)
