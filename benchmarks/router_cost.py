@@ -98,6 +98,9 @@ class SilentWorker(Worker):
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
         """Does nothing."""
 
+    def hear(self, stream_id: int, append: engine_pb2.AudioAppend) -> None:
+        """Does nothing."""
+
     async def pool(self, request: common_pb2.PoolRequest, model: str, seconds: float) -> common_pb2.PoolResponse:
         raise wrong_runner(model, GENERATE)
 

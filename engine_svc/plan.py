@@ -141,6 +141,13 @@ class EncodedRows(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
+class GrownRecording(msgspec.Struct, frozen=True, array_like=True):
+    """Audio with which a recording goes on that has been encoded so far."""
+
+    key: int  # of the recording
+    audio: Image
+
+
 class ImageChanges(msgspec.Struct, frozen=True, array_like=True):
     """Changes of encoded images: some are dropped after a step's new sequences have started, and encoding others is
     begun, or what another worker has encoded is received.
@@ -148,11 +155,15 @@ class ImageChanges(msgspec.Struct, frozen=True, array_like=True):
     Each encoding has a key that is never reused. Images are encoded concurrently with steps, and
     StepResult.encoded_images reports the end; from then on new sequences may use the image, until it is dropped.
     Sequences that have started keep it as long as they need it.
+
+    A recording that goes on grows by audios, each with a key of its own, once its sequence has started; the sequence
+    has what it hears of them from their end on. The recording is dropped when the sequence has lost its slot.
     """
 
     dropped: list[int] = []  # keys
     begun: dict[int, Image] = {}  # key -> image
     received: dict[int, EncodedRows] = {}  # key -> what has been encoded elsewhere
+    grown: dict[int, GrownRecording] = {}  # key -> audio
 
 
 NO_IMAGE_CHANGES = ImageChanges()

@@ -23,7 +23,7 @@ from gateway.requests.choice_room import ChoiceRoom
 from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.request_log import RequestLog
 from gateway.requests.retelling import GeneratedPart
-from gateway.requests.state import ChoiceState, RequestState, StreamState
+from gateway.requests.state import AudioAppend, ChoiceState, RequestState, StreamState
 from gateway.requests.statistics import RequestStatistics
 from gateway.requests.traces import RequestTraces
 from gateway.services.convert import from_generated, to_update
@@ -103,6 +103,11 @@ class Pipeline:
             state.cancel()
             raise
         return state
+
+    def hear(self, state: RequestState, append: AudioAppend) -> None:
+        """Goes on with the recording of a request, which has one prompt; ignored once it has ended."""
+        if not state.closed:
+            self.router_streams.hear(state.streams[0], append)
 
     def abort(self, request_ids: AbstractSet[str], tenant: str | None = None) -> int:
         """Aborts the live requests with these ids, and their parts, keeping their output so far; returns how many there

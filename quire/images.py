@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -68,6 +69,7 @@ class Image:
     pixel_shift: tuple[float, ...] = ()
     routing_key: int = 0  # see quire.v1.Image, as for the next
     encoder: str = ""
+    goes_on: bool = False  # a recording of which more follows
 
     @property
     def end(self) -> int:
@@ -112,6 +114,8 @@ class Image:
     @functools.cached_property
     def digest(self) -> bytes:
         """Identifies the content, wherever it stands in a prompt: equal only for equal inputs."""
+        if self.goes_on:  # nobody knows yet what it equals
+            return secrets.token_bytes(hashlib.sha256().digest_size)
         found = hashlib.sha256(repr((self.pixel_scale, self.pixel_shift)).encode())
         for each in self.inputs:
             found.update(repr((each.name, each.dtype, each.shape)).encode())
@@ -124,8 +128,11 @@ def contents_of(images: Sequence[Image]) -> tuple[Content, ...]:
     return tuple((image.offset, image.digest) for image in images)
 
 
-def check_images(images: Sequence[Image], num_prompt_tokens: int) -> None:
+def check_images(images: Sequence[Image], num_prompt_tokens: int, *, may_go_on: bool = False) -> None:
     """Checks where a prompt's images are, and their sizes.
+
+    Args:
+        may_go_on: whether recordings may go on.
 
     Raises:
         InvalidRequest: they overlap, are outside the prompt, are too many or too large, or are malformed.
@@ -143,6 +150,11 @@ def check_images(images: Sequence[Image], num_prompt_tokens: int) -> None:
                 parameter=_NAME,
             )
         end = image.end
+        if image.goes_on and not may_go_on:
+            raise InvalidRequest(
+                "images: a recording goes on, but this model does not write while it hears. Send it when it is over.",
+                parameter=_NAME,
+            )
         if len(image.pixel_scale) != len(image.pixel_shift):
             raise InvalidRequest(
                 f"images: an image has {len(image.pixel_scale)} pixel_scale and {len(image.pixel_shift)} pixel_shift; "

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Pcm = npt.NDArray[np.int16]
 SAMPLE_BYTES = 2
+LIVE_RATE = 16_000  # samples a second of audio that comes while it is spoken
 
 WINDOW_SECONDS = 0.1  # whose loudness counts
 _LAST_SECONDS, _LAST_SHARE = 1.0, 0.25  # of a piece that may be cut off: the shorter of both

@@ -11,6 +11,7 @@ import grpc
 from quire.errors import Internal, InvalidRequest, NotFound, QuireError
 from quire.rpc.context import current_request_id, current_trace
 from quire.rpc.discovery import split_address
+from quire.rpc.images import check_whole
 from quire.rpc.interceptors import UNARY_SECONDS
 from quire.rpc.status import from_request_error
 from quire.rpc.trace import to_trace, write_trace
@@ -63,6 +64,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.RouterServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[router_pb2.RouterServiceGenerateResponse]:
         generation = request.generation
+        check_whole(generation)
         generation.request_id = generation.request_id or current_request_id()
         session = self._dispatcher.open_session()
         session.half_closed = True
@@ -167,6 +169,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                     self._start(session, start.stream_id, start.generation)
                 for stop in frame.stops:
                     self._dispatcher.stop(session, stop)
+                for append in frame.appends:
+                    self._dispatcher.hear(session, append)
                 for stream_id in frame.abort_stream_ids:
                     self._dispatcher.abort(session, stream_id)
             session.half_closed = True

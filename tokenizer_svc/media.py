@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidRequest, StartupError, Unavailable
-from quire.images import MAX_IMAGES, SOUND, Image, ImageInput, check_size
+from quire.images import MAX_IMAGES, SOUND, Image, check_size
 from quire.media import MediaKind
 from quire.options.multimodal import ImageProcessorOptions
+from quire.tokenizer.tekken import is_live
 from tokenizer_svc.audio_settings import read_audio_settings
 from tokenizer_svc.audio_splitter import FILE_PARAMETER, AudioPiece, AudioSplitter
 from tokenizer_svc.byte_cache import ByteCache
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
+from tokenizer_svc.live_audio import LiveAudioPreparer, LivePart, inputs_of
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +120,8 @@ class MediaPreparer:
             for kind in MediaKind
         }  # fmt: skip
         self._splitter = AudioSplitter(Message(setup))
+        is_heard_live = is_live((of_mistral or {}).get(MediaKind.AUDIO) or {})
+        self._live = LiveAudioPreparer(Message(setup)) if is_heard_live else None
         # What stands for an image, a video or an audio in rendered conversations, by the kinds that the model reads;
         # and the same with what is around it, for templates that take contents as strings.
         self.placeholders: dict[str, str] = {}
@@ -144,6 +148,8 @@ class MediaPreparer:
             await self._pools[kind].prepare()
         if MediaKind.AUDIO in self._token_ids:
             await self._splitter.prepare()
+        if self._live is not None:
+            await self._live.start()
 
     async def _start_first(self) -> None:
         try:
@@ -182,7 +188,8 @@ class MediaPreparer:
 
     async def close(self) -> None:
         """Ends the processes."""
-        await asyncio.gather(self._splitter.close(), *(pool.close() for pool in self._pools.values()))
+        live = () if self._live is None else (self._live,)
+        await asyncio.gather(*(each.close() for each in (self._splitter, *live, *self._pools.values())))
 
     def reset_cache(self) -> None:
         """Forgets all that has been prepared."""
@@ -196,6 +203,16 @@ class MediaPreparer:
         """
         self._check_kinds((MediaKind.AUDIO,), FILE_PARAMETER)
         return self._splitter.split(file)
+
+    async def prepare_part(self, samples: bytes, *, begins: bool, ends: bool) -> LivePart:
+        """See LiveAudioPreparer.prepare.
+
+        Raises:
+            InvalidRequest: also if the model does not write while it hears.
+        """
+        if self._live is None:
+            raise InvalidRequest("This model does not write while it hears: send recordings when they are over.")
+        return await self._live.prepare(samples, begins=begins, ends=ends)
 
     async def prepare(self, media: Sequence[Medium], settings: MediaSettings) -> list[PreparedMedium]:
         """Prepares images, videos and audio, each from the cache if it has been prepared before.
@@ -360,11 +377,8 @@ def message_of(medium: Medium, settings: Mapping[str, Any], reading: Mapping[str
 
 def prepared_medium(kind: MediaKind, answer: Message) -> PreparedMedium:
     """The image, video or audio in a process's answer."""
-    fields, start, inputs = answer.fields, 0, []
-    for name, dtype, shape, size in fields["inputs"]:
-        inputs.append(ImageInput(name, dtype, tuple(shape), answer.payload[start : start + size]))
-        start += size
-    image = Image(0, 0, tuple(inputs), tuple(fields["pixel_scale"]), tuple(fields["pixel_shift"]))
+    fields, inputs = answer.fields, inputs_of(answer)
+    image = Image(0, 0, inputs, tuple(fields["pixel_scale"]), tuple(fields["pixel_shift"]))
     marks = tuple(fields["number_marks"])
     return PreparedMedium(kind, fields["text"], fields["num_tokens"], image, fields["seconds"], marks)
 

@@ -9,9 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from quire.media import MediaKind
 from tokenizer_svc.av_container import prepare as prepare_av
 from tokenizer_svc.child import Answer, Message, run
+from tokenizer_svc.live_audio import LIVE
 from tokenizer_svc.media_rejection import MediaRejection
 
 if TYPE_CHECKING:
@@ -93,6 +97,15 @@ class _Processors:
         samples, ends = self._audio.split(request.payload, request.fields["most_seconds"])
         return Message({"rate": self._audio.rate, "ends": ends}, samples.tobytes() if len(ends) > 1 else b"")
 
+    def prepare_part(self, request: Message) -> Message:
+        """A part of a recording that is still coming: see MistralLiveAudio.prepare_part."""
+        from tokenizer_svc.mistral_media import MistralLiveAudio
+
+        assert isinstance(self._audio, MistralLiveAudio)
+        samples = np.frombuffer(request.payload, "<i2")
+        inputs, num_tokens, num_used = self._audio.prepare_part(samples, **request.fields[LIVE])
+        return _message({"num_tokens": num_tokens, "num_used": num_used}, inputs)
+
     def prepare(self, request: Message) -> Processed:
         """
         Raises:
@@ -150,7 +163,7 @@ def make(setup: Message) -> Answer:
 
     The fields of a message are the `kind`, the `sizes` of the files, the names of the `tensors` that they are (if any),
     and the `settings` and `reading` of `VideoProcessor.prepare`; or only the `most_seconds` of a recording to cut into
-    pieces.
+    pieces, or `live`, what is known of a part of a recording that is still coming.
     """
     processors = _Processors(setup.fields)
     prepare_av()
@@ -159,6 +172,8 @@ def make(setup: Message) -> Answer:
         if not request.fields:
             return processors.facts(setup.fields.get("settings", {}))
         try:
+            if LIVE in request.fields:
+                return processors.prepare_part(request)
             if "most_seconds" in request.fields:
                 return processors.split(request)
             found = processors.prepare(request)
@@ -167,11 +182,16 @@ def make(setup: Message) -> Answer:
         fields = {
             "text": found.text, "num_tokens": found.num_tokens, "pixel_scale": found.pixel_scale,
             "pixel_shift": found.pixel_shift, "seconds": found.seconds, "number_marks": found.number_marks,
-            "inputs": [(name, each.dtype.name, each.shape, each.nbytes) for name, each in found.inputs.items()],
         }  # fmt: skip
-        return Message(fields, b"".join(each.tobytes() for each in found.inputs.values()))
+        return _message(fields, found.inputs)
 
     return answer
+
+
+def _message(fields: Mapping[str, Any], inputs: Mapping[str, npt.NDArray[Any]]) -> Message:
+    """An answer with these inputs of an encoder."""
+    forms = [(name, each.dtype.name, each.shape, each.nbytes) for name, each in inputs.items()]
+    return Message({**fields, "inputs": forms}, b"".join(each.tobytes() for each in inputs.values()))
 
 
 def _make(setup: Message) -> Answer:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from mistral_common.tokens.tokenizers.audio import OFFLINE_STREAMING_BUFFER_TOKENS
 from mistral_common.tokens.tokenizers.image import DATASET_MEAN, DATASET_STD
 from PIL import Image
 
-from quire.images import PIXELS
+from quire.images import FEATURES, PIXELS
 from quire.media import MediaKind
+from quire.pcm import Pcm
 from quire.tokenizer.tekken import AUDIO, IMAGE, IMAGE_BREAK, IMAGE_END, STREAMING_PAD, delay_tokens, is_live
 from tokenizer_svc.audio_decoder import Samples
 from tokenizer_svc.audio_processor import AudioProcessor, Mask
@@ -152,6 +154,31 @@ class MistralLiveAudio(MistralAudio):
         each = self._chunk
         features = self._log_mel.of(np.pad(samples, (self._before * each, -len(samples) % each + self._after * each)))
         return features[None], np.ones((1, features.shape[1]), np.bool_)
+
+    def prepare_part(self, samples: Pcm, *, begins: bool, ends: bool) -> tuple[dict[str, npt.NDArray[Any]], int, int]:
+        """Prepares samples of a recording that is still coming, as if the whole of it were prepared at once.
+
+        Args: see quire.v1.PrepareLiveAudioRequest.
+
+        Returns: the encoder's inputs, none if there are too few samples; how many tokens hear them; and how many of the
+            samples are used up.
+        """
+        each, hop, half = self._chunk, self._hop, self._settings.n_fft // 2  # that a frame looks at before its middle
+        # What is kept for the frames that follow, which they look at. Whole hops, so that frames stay where they are.
+        context = -(-half // hop) * hop
+        before, known = (self._before * each, 0) if begins else (0, context)
+        after = -(len(samples) - known) % each + self._after * each if ends else 0
+        values: Samples = np.pad(samples.astype(np.float32) / np.float32(1 << 15), (before, after))
+        lookahead = 0 if ends else half - hop  # after the last frame's hop
+        count = max(0, len(values) - known - lookahead) // each
+        in_prompt = 1 + self._in_prompt  # with the token at its beginning; the text begins with the next one
+        if not count or (begins and count <= in_prompt):
+            return {}, 0, 0
+        end = known + count * each
+        features = self._log_mel.of(values[: end + lookahead])[None, :, known // hop : end // hop]
+        mask = np.ones((1, features.shape[-1]), np.bool_)
+        used = len(samples) if ends else end - context - before
+        return {FEATURES: np.ascontiguousarray(features), self.mask_name: mask}, count, used
 
     def _num_tokens(self, num_frames: int) -> int:
         """See AudioProcessor: those that the text is behind."""

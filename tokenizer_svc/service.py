@@ -234,6 +234,13 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                     )
                 )
 
+    async def PrepareLiveAudio(
+        self, request: tokenizer_pb2.PrepareLiveAudioRequest, context: grpc.aio.ServicerContext
+    ) -> tokenizer_pb2.PrepareLiveAudioResponse:
+        part = await self._media.prepare_part(request.samples, begins=request.begins, ends=request.ends)
+        (audio,) = from_images([part.audio])
+        return tokenizer_pb2.PrepareLiveAudioResponse(audio=audio, num_used=part.num_used)
+
     async def ResetMediaCache(
         self, request: tokenizer_pb2.ResetMediaCacheRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.ResetMediaCacheResponse:

@@ -103,6 +103,9 @@ class SimWorker(Worker):
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
         """See Worker. Simulated callers read no text."""
 
+    def hear(self, stream_id: int, append: engine_pb2.AudioAppend) -> None:
+        """See Worker. Simulated callers say nothing."""
+
     async def pool(self, request: common_pb2.PoolRequest, model: str, seconds: float) -> common_pb2.PoolResponse:
         """See Worker. Simulated models generate."""
         raise wrong_runner(model, GENERATE)

@@ -26,6 +26,7 @@ from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.plan import RoutedExpertsForm
 from engine_svc.requests.admission import make_sequences
 from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta
+from engine_svc.requests.recording import Recording
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.routed_rows import RoutedRows
 from engine_svc.requests.sequence import LiveRequest
@@ -39,7 +40,8 @@ from engine_svc.scheduler.scheduler import Scheduler
 from engine_svc.structured.grammars import Grammars
 from engine_svc.upkeep import Upkeep
 from quire.counters import Counters
-from quire.errors import ENGINE_FAULT, DeadlineExceeded, Internal, Overloaded, QuireError
+from quire.errors import ENGINE_FAULT, DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError
+from quire.images import Image
 from quire.options.engine import EngineOptions
 from quire.seeds import SeedSource
 
@@ -164,6 +166,8 @@ class Engine:
         """
         arrival = self._clock() if arrival_time is None else arrival_time
         live = LiveRequest(key, request, self._facts.eos_token_ids, arrival)
+        if request.images and request.images[0].goes_on:
+            live.recording = Recording(request.images[0], self._facts.frames_per_token)
         order = (self._policy.rank(request.priority), next(self._arrivals))
         seed = self._seeds.draw() if request.sampling.seed is None else request.sampling.seed
         limits = self._facts.max_model_len, self._facts.frames_per_token
@@ -199,6 +203,29 @@ class Engine:
         sequence = live.find(choice_index) if live else None
         if sequence is not None:
             self._requests.stop(sequence, num_output_tokens)
+
+    def hear(self, key: int, audio: Image, *, is_last: bool) -> None:
+        """Goes on with the recording of a request, which ends if the audio is not what it takes. Ignores unknown keys.
+
+        Args:
+            is_last: the recording is over.
+        """
+        if not (live := self._requests.find(key)):
+            return
+        try:
+            if live.recording is None:
+                raise InvalidRequest("appends: the recording of this request does not go on.", parameter="appends")
+            live.recording.append(audio, is_last=is_last)
+        except InvalidRequest as error:
+            self._requests.end(live, FinishReason.ERROR, error)
+            return
+        if is_last:
+            live.sequences[0].end_with_recording(live.recording.num_tokens)
+
+    def refuse(self, key: int, error: QuireError) -> None:
+        """Ends a request with an error. Ignores unknown keys."""
+        if live := self._requests.find(key):
+            self._requests.end(live, FinishReason.ERROR, error)
 
     def abort_all(self) -> None:
         """Ends all requests, like `abort`."""
@@ -358,7 +385,9 @@ class Engine:
         """
         self._failures += 1
         logger.error("step %d with %d sequences failed", batch.step, len(batch.sequences), exc_info=error)
-        for live in {sequence.owner.key: sequence.owner for sequence in batch.holders().values()}.values():
+        # Those that listen are lost too: it is unknown what the ranks have encoded of their recordings.
+        lost = [*batch.holders().values(), *self._scheduler.images.recordings.sequences]
+        for live in {sequence.owner.key: sequence.owner for sequence in lost}.values():
             fault = Internal("The engine failed while running this request; try again.", reason=ENGINE_FAULT)
             self._requests.end(live, FinishReason.ERROR, fault)
         self._scheduler.adapters.redo(batch.adapters)

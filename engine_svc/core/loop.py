@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta
 from engine_svc.requests.pooling import PoolingRequest
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import DRAINING, ENGINE_FAULT, LOADING, QUEUE_FULL, Overloaded, QuireError, Unavailable
+from quire.images import Image
 from quire.prompt_embeds import MAX_LIVE_CONTENT_BYTES
 
 logger = logging.getLogger(__name__)
@@ -116,8 +117,7 @@ class EngineLoop:
             raise Overloaded(f"{self._max_waiting} requests are already waiting; try again later.", reason=QUEUE_FULL)
         content_bytes = request.content_bytes
         if content_bytes and content_bytes + self._content_bytes() > MAX_LIVE_CONTENT_BYTES:
-            raise Overloaded("Too many images and embeddings are being processed: the limit is "
-                             f"{MAX_LIVE_CONTENT_BYTES} bytes; try again later.", reason=QUEUE_FULL)  # fmt: skip
+            raise _too_much_content()
         key = next(self._keys)
         self._streams[key] = _Stream(sink, request.request_id, content_bytes)
         self._idle.clear()
@@ -133,6 +133,16 @@ class EngineLoop:
         """Ends a request; ignores unknown keys. Its sink still receives the final delta."""
         if key in self._streams:
             self._command(lambda engine: engine.abort(key))
+
+    def hear(self, key: int, audio: Image, *, is_last: bool) -> None:
+        """Goes on with the recording of a request: see `Engine.hear`. Ignores unknown keys."""
+        if (stream := self._streams.get(key)) is None:
+            return
+        if self._content_bytes() + audio.num_bytes > MAX_LIVE_CONTENT_BYTES:
+            self._command(lambda engine: engine.refuse(key, _too_much_content()))
+            return
+        self._streams[key] = replace(stream, content_bytes=stream.content_bytes + audio.num_bytes)
+        self._command(lambda engine: engine.hear(key, audio, is_last=is_last))
 
     def stop_sequence(self, key: int, choice_index: int, num_output_tokens: int) -> None:
         """Ends one sequence of a request: see `Engine.stop`. Ignores unknown keys."""
@@ -355,6 +365,14 @@ class EngineLoop:
                 heard.discard(key)
                 found.add(key)
         return found
+
+
+def _too_much_content() -> Overloaded:
+    return Overloaded(
+        f"Too many images and embeddings are being processed: the limit is {MAX_LIVE_CONTENT_BYTES} bytes; try again "
+        "later.",
+        reason=QUEUE_FULL,
+    )
 
 
 def still_loading() -> Unavailable:

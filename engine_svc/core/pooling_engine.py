@@ -35,6 +35,7 @@ from quire.errors import (
     Overloaded,
     QuireError,
 )
+from quire.images import Image
 from quire.options.lora import LoraOptions
 from quire.options.scheduler import SchedulerOptions
 
@@ -211,6 +212,14 @@ class PoolingEngine(Generic[Request, Given, Output]):
 
     def stop(self, key: int, choice_index: int, num_output_tokens: int) -> None:
         """Does nothing: there is no text to stop at."""
+
+    def hear(self, key: int, audio: Image, *, is_last: bool) -> None:
+        """Does nothing: no recording goes on."""
+
+    def refuse(self, key: int, error: QuireError) -> None:
+        """See Engine.refuse."""
+        if live := self._live.get(key):
+            self._end(live, FinishReason.ERROR, error=error)
 
     def retire_adapter(self, adapter: Adapter, gone: Callable[[], None]) -> None:
         """See Engine.retire_adapter."""

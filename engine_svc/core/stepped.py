@@ -10,6 +10,7 @@ from engine_svc.kv_cache.events import CacheContents, Changes
 from engine_svc.requests.outputs import EngineLoad, SequenceDelta
 from engine_svc.upkeep import Upkeep
 from quire.errors import QuireError
+from quire.images import Image
 from quire.sleep import SleepLevel
 
 
@@ -63,6 +64,10 @@ class SteppedEngine(Protocol):
     def upkeep(self, command: Upkeep) -> list[str]: ...
 
     def stop(self, key: int, choice_index: int, num_output_tokens: int) -> None: ...
+
+    def hear(self, key: int, audio: Image, *, is_last: bool) -> None: ...
+
+    def refuse(self, key: int, error: QuireError) -> None: ...
 
     def retire_adapter(self, adapter: Adapter, gone: Callable[[], None]) -> None: ...
 

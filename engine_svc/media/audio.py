@@ -95,11 +95,22 @@ class AudioEncoder:
 
         Args: see `_of_qwen2`; a single row.
         """
+        return self._going_on(features, {})
+
+    @torch.inference_mode()
+    def hear(self, audio: Image, caches: dict[str, Any]) -> EncodedImage:
+        """See LiveEncoder.hear."""
+        if not self.frames_per_token:
+            raise UnfitImage("the model does not write while it hears")
+        features, _ = (tensor_of(each, self._device) for each in self._checks.check(audio))
+        found = self._going_on(features.to(self._dtype), caches)
+        return EncodedImage(joined(found).to(self._dtype), None, both_ways=False)
+
+    def _going_on(self, features: torch.Tensor, caches: dict[str, Any]) -> torch.Tensor:
         found: list[torch.Tensor] = []
-        caches: dict[str, Any] = {}
         for some in features.split(_FRAMES_AT_ONCE, dim=-1):
             encoded = self._model.get_audio_features(some, use_cache=True, **caches)
-            caches = {name: encoded[name] for name in ("past_key_values", "padding_cache")}
+            caches |= {name: encoded[name] for name in ("past_key_values", "padding_cache")}
             found.append(encoded.pooler_output)
         return torch.cat(found, dim=1)
 

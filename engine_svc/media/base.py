@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,21 @@ class MediaEncoder(Protocol):
 
         Raises:
             UnfitImage: it has another number of embeddings, or there are other tokens between those of a grid.
+        """
+        ...
+
+
+@runtime_checkable
+class LiveEncoder(Protocol):
+    """An encoder of recordings that go on, which hears nothing but what came before."""
+
+    def hear(self, audio: Image, caches: dict[str, Any]) -> EncodedImage:
+        """Encodes what comes next of a recording.
+
+        Args:
+            caches: empty for its beginning; changed to those with which it goes on.
+
+        Raises: see MediaEncoder.encode.
         """
         ...
 

@@ -37,7 +37,8 @@ def make_sequences(
     prompt, contents = live.request.num_prompt_tokens, live.request.contents
     wanted = max_model_len if sampling.max_tokens is None else prompt + sampling.max_tokens
     most = min(wanted, max_model_len)
-    heard = live.request.images[0].num_frames // frames_per_token if frames_per_token else most + 1
+    ends = frames_per_token and live.recording is None
+    heard = live.request.images[0].num_frames // frames_per_token if ends else most + 1
     unfinished = [choice for choice in range(sampling.n) if not (progress and progress[choice].finished)]
     # The prompt's log-probabilities were sent with choice 0's first token, if there was one.
     told = bool(progress) and (progress[0].finished or bool(progress[0].token_ids))

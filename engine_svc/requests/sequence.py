@@ -8,6 +8,7 @@ from collections import abc
 from engine_svc.adapters.adapter import Adapter
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import PositionLogprobs, SamplingPlan
+from engine_svc.requests.recording import Recording
 from engine_svc.requests.repetition import RepetitionDetector
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.routed_rows import RoutedRows
@@ -30,7 +31,8 @@ class LiveRequest:
     __slots__ = (
         "arrival_time", "awaits_grammar", "cached_prompt_tokens", "completion_tokens", "deadline",
         "ending_token_ids", "eos_token_ids", "first_scheduled_time", "first_token_time", "key", "last_token_time",
-        "mask_seconds", "preemptions", "prompt_logprobs", "request", "sequences", "step_seconds_before", "unfinished",
+        "mask_seconds", "preemptions", "prompt_logprobs", "recording", "request", "sequences", "step_seconds_before",
+        "unfinished",
     )  # fmt: skip
 
     def __init__(
@@ -39,6 +41,7 @@ class LiveRequest:
         sampling = request.sampling
         self.key = key  # chosen by the caller of Engine.add; never used twice
         self.request = request
+        self.recording: Recording | None = None  # set if it goes on
         self.awaits_grammar = False  # none of its sequences may start yet
         self.eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids
         self.ending_token_ids = self.eos_token_ids | frozenset(sampling.stop_token_ids)
@@ -139,6 +142,12 @@ class Sequence:
         return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
+    def num_ready_tokens(self) -> int:
+        """Those of them that a step may compute: not those that hear what has not come yet of a recording."""
+        missing, recording = self.num_uncomputed_tokens, self.owner.recording
+        return missing if recording is None else min(missing, recording.num_heard - self.num_computed_tokens)
+
+    @property
     def num_missing_tokens(self) -> int:
         """Tokens that may still be generated, not counting pending ones."""
         return self.max_length - len(self.token_ids) - self.num_pending_tokens
@@ -165,6 +174,11 @@ class Sequence:
             self.follower.append(token_ids)
         self.num_pending_tokens -= num_sampled_positions
         self.num_computed_tokens -= num_sampled_positions - count
+
+    def end_with_recording(self, num_tokens: int) -> None:
+        """Bounds its length by that of its recording, which is over, unless it ends before that."""
+        if num_tokens <= self.max_length:
+            self.max_length, self.hears_all = num_tokens, True
 
     def take_routed(self, count: int) -> list[bytes] | None:
         """Takes what comes with the last `count` tokens: for each, the rows of the tokens before it."""

@@ -149,7 +149,7 @@ def _check_images(request: GenerationRequest, limits: RequestLimits) -> None:
         raise InvalidRequest("images: this worker's model reads text only; leave them out.", parameter="images")
     if request.prompt_embeds is not None:
         raise InvalidRequest("Send images or prompt_embeds, not both.", parameter="images")
-    check_images(request.images, len(request.prompt_token_ids))
+    check_images(request.images, len(request.prompt_token_ids), may_go_on=limits.frames_per_token > 0)
     if limits.image_window is None and limits.max_image_tokens is None:
         return
     longest = max(map(len, request.image_runs), default=0)
@@ -191,6 +191,21 @@ def _check_heard(request: GenerationRequest, frames_per_token: int) -> None:
             "This model writes down one recording while it hears it: a prompt is a token and the beginning of a "
             "recording that goes on after it. Send the recording to /v1/audio/transcriptions.",
             parameter="messages",
+        )
+    if request.images[0].goes_on:
+        _check_going_on(request)
+
+
+def _check_going_on(request: GenerationRequest) -> None:
+    refused = {
+        "n": request.sampling.n > 1, "progress": bool(request.progress), "kv_source": bool(request.kv_source),
+        "remote_decode": request.remote_decode, "hands_over": request.hands_over,
+    }  # fmt: skip
+    if name := next((name for name, is_set in refused.items() if is_set), None):
+        raise InvalidRequest(
+            f"{name} is set, but the recording goes on while the request runs: one worker writes one text for it. "
+            f"Leave {name} out, or send the recording when it is over.",
+            parameter=name,
         )
 
 

@@ -37,6 +37,9 @@ class ImageRows:
         self._max_model_len = max_model_len
         self._store = None if encoder is None else ImageStore(encoder, device)
         self._held: dict[int, list[PlacedImage]] = {}  # by slot
+        # Of recordings that go on, by key: the slot of the sequence, and how many of its tokens hear what has come.
+        self._recordings: dict[int, tuple[int, int]] = {}
+        self._growing: dict[int, int] = {}  # key of an audio that is being encoded → key of its recording
         self._rotary: dict[int, RotaryPositions] = {}  # by slot, in models whose tokens have three positions
 
     @property
@@ -48,8 +51,22 @@ class ImageRows:
         """Applies the changes, and returns what has been encoded since the last call: see StepResult.encoded_images."""
         if self._store is None:
             return {}
+        for key in changes.dropped:
+            self._recordings.pop(key, None)
+            self._growing.pop(key, None)
+        self._growing |= {key: grown.key for key, grown in changes.grown.items()}
         self._store.begin(changes)
-        return self._store.take_encoded()
+        found = self._store.take_encoded()
+        for key in [key for key, error in found.items() if key in self._growing and not error]:
+            self._grow(self._growing.pop(key), self._store.take(key))
+        return found
+
+    def _grow(self, recording: int, encoded: EncodedImage) -> None:
+        """Holds what comes next of a recording for its sequence."""
+        slot, heard = self._recordings[recording]
+        end = heard + len(encoded.embeddings)
+        self._recordings[recording] = slot, end
+        self._held.setdefault(slot, []).append(PlacedImage(np.arange(heard, end), encoded))
 
     def close(self) -> None:
         """Stops encoding images."""
@@ -76,6 +93,9 @@ class ImageRows:
             self._rotary[sequence.slot] = placed.rotary
         if placed.images:
             self._held[sequence.slot] = placed.images
+        for key, image, each in zip(sequence.image_keys, sequence.images, encoded, strict=True):
+            if image.goes_on and each is not None:
+                self._recordings[key] = sequence.slot, len(each.embeddings)
         return ""
 
     def hold_blank(self, slot: int, num_tokens: int, hidden_size: int, dtype: torch.dtype) -> None:

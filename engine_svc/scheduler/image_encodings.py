@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from engine_svc.plan import ImageChanges
 from engine_svc.requests.sequence import Sequence
+from engine_svc.scheduler.live_recordings import LiveRecordings
 from engine_svc.scheduler.media_pulls import MediaPulls, PullMedia
 from quire.images import Image
 
@@ -55,6 +56,7 @@ class ImageEncodings:
         self._dropped: list[int] = []
         self._begun: dict[int, Image] = {}
         self._pulls = MediaPulls(pull)
+        self.recordings = LiveRecordings(self._keys)
         self.num_encoded = self.num_pulled = 0  # since the start
 
     # Sequences.
@@ -81,6 +83,9 @@ class ImageEncodings:
         """The keys of the images of an admitted sequence that starts, 0 for those that it finds computed."""
         images = sequence.owner.request.images
         keys = [self._entries[each.digest].key if self._end(each) > num_computed_tokens else 0 for each in images]
+        if sequence.owner.recording is not None:  # from now on, it is the sequence's alone
+            del self._entries[images[0].digest]
+            self.recordings.start(sequence, keys[0])
         self._release(sequence)
         return keys
 
@@ -115,14 +120,15 @@ class ImageEncodings:
     @property
     def is_changing(self) -> bool:
         """Whether the next step must carry changes, or images are being encoded."""
-        return bool(self._dropped or self._under_way)
+        return bool(self._dropped or self._under_way) or self.recordings.is_changing
 
     def take_changes(self) -> ImageChanges:
         """Returns the changes that the next step begins with, and clears them."""
         received, missing = self._pulls.take()
         for key in received:
             self._under_way[key].is_pulled = True
-        changes = ImageChanges(self._dropped, {**self._begun, **missing}, dict(received))
+        dropped, grown = self.recordings.take_changes()
+        changes = ImageChanges(self._dropped + dropped, {**self._begun, **missing}, dict(received), grown)
         self._dropped, self._begun = [], {}
         return changes
 
@@ -143,7 +149,8 @@ class ImageEncodings:
         failed: list[tuple[Sequence, str]] = []
         for key, error in encoded.items():
             entry = self._under_way.pop(key, None)
-            if entry is None:  # dropped meanwhile
+            if entry is None:  # of a recording that goes on, or dropped meanwhile
+                failed += self.recordings.end(key, error)
                 continue
             if error:
                 failed += [(sequence, error) for sequence, needed in self._needed.items() if entry in needed]

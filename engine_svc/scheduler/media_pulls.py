@@ -42,7 +42,7 @@ class MediaPulls:
 
     def begin(self, key: int, image: Image) -> bool:
         """Asks for an image; returns False if nobody else encodes it."""
-        if self._pull is None or not image.encoder:
+        if self._pull is None or not image.encoder or image.goes_on:
             return False
         self._awaited[key] = image, self._pull(image)
         return True

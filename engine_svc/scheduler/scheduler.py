@@ -104,7 +104,12 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.is_transferring or (not self.is_paused and (bool(self._running) or self.num_waiting > 0))
+        return self.is_transferring or (not self.is_paused and (self.num_waiting > 0 or self._may_compute))
+
+    @property
+    def _may_compute(self) -> bool:
+        """Whether any running sequence has tokens to compute: some may wait for more of their recordings."""
+        return any(each.num_ready_tokens > 0 for each in self._running)
 
     @property
     def is_transferring(self) -> bool:
@@ -190,7 +195,7 @@ class Scheduler:
         index, allocate, decoding = 0, self._kv_cache.allocate, self._shares.most_decoding
         while index < len(self._running) and batch.budget > 0:
             sequence = self._running[index]
-            missing = sequence.num_uncomputed_tokens
+            missing = sequence.num_ready_tokens
             may_compute = missing > 1 or (missing and decoding)
             if may_compute and not (sequence.num_pending_tokens and self._waits_for_tokens(sequence)):
                 decoding -= missing == 1
@@ -234,7 +239,7 @@ class Scheduler:
 
     def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Drafted tokens to verify after the known ones, if free blocks suffice: drafts never preempt a sequence."""
-        if sequence.num_pending_tokens:
+        if sequence.num_pending_tokens or sequence.owner.recording is not None:
             return _NO_DRAFTS
         most = min(most, sequence.num_missing_tokens - 1)
         if every := self._kv_cache.snapshot_tokens:  # states are saved after known tokens only
@@ -319,7 +324,7 @@ class Scheduler:
                     break
                 self._await(sequence, found)
                 continue
-            missing = len(sequence.token_ids) - computed
+            missing = sequence.num_ready_tokens - (computed - sequence.num_computed_tokens)
             if missing > batch.budget and not self._options.enable_chunked_prefill:
                 break
             count = self._count(sequence, computed, missing, batch.budget, batch.budget)
@@ -346,7 +351,7 @@ class Scheduler:
 
     def _lookup(self, sequence: Sequence) -> Prefix:
         """The cached blocks that a waiting sequence can begin with; none if it already holds blocks."""
-        if len(sequence.table) or sequence.wants_prompt_logprobs:
+        if len(sequence.table) or sequence.wants_prompt_logprobs or sequence.owner.recording is not None:
             return Prefix()
         may_await = len(self._awaiting) < self._options.most_sequences
         return self._kv_cache.lookup(sequence.table, sequence.token_ids, may_await)
@@ -450,6 +455,7 @@ class Scheduler:
         self._waiting.push(sequence)
 
     def _release_slot(self, sequence: Sequence) -> None:
+        self.images.recordings.stop(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 

@@ -26,6 +26,7 @@ from engine_svc.service.traces import EngineTraces
 from engine_svc.worker import EngineWorker
 from quire.errors import Overloaded
 from quire.rpc.context import current_request_id
+from quire.rpc.images import check_whole
 from quire.rpc.session import Outbox
 from quire.tracing.base import Tracer
 from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
@@ -69,6 +70,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def Generate(
         self, request: engine_pb2.EngineServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[engine_pb2.EngineServiceGenerateResponse]:
+        check_whole(request.generation)
         queue = DeltaQueue(self._worker.loop)
         queue.key = self._worker.submit(to_request(request.generation, current_request_id()), queue)
         if self._traces is not None:

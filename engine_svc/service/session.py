@@ -14,6 +14,7 @@ from engine_svc.service.traces import EngineTraces
 from engine_svc.worker import EngineWorker
 from quire.bounds import MANY_LOGPROBS
 from quire.errors import Internal, InvalidRequest, Overloaded, QuireError
+from quire.rpc.images import to_images
 from quire.rpc.session import Outbox
 from quire.rpc.settings import HEARTBEAT_SECONDS
 from quire.v1 import engine_pb2
@@ -95,6 +96,10 @@ class EngineSession:
             for stop in message.stops:
                 if (key := self._keys.get(stop.stream_id)) is not None:
                     self._worker.loop.stop_sequence(key, stop.choice_index, stop.num_output_tokens)
+            for append in message.appends:
+                if (key := self._keys.get(append.stream_id)) is not None:
+                    (audio,) = to_images([append.audio])
+                    self._worker.loop.hear(key, audio, is_last=append.is_last)
             for stream_id in message.abort_stream_ids:
                 if (key := self._keys.get(stream_id)) is not None:
                     self._worker.loop.abort(key)

@@ -1,4 +1,7 @@
-"""One connection of `/v1/realtime`: reads its events, and transcribes one segment of its audio after the other."""
+"""One connection of `/v1/realtime`: reads its events, and transcribes its audio.
+
+Models that write while they hear get all of it in one request, as it comes; others one segment after the other.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,9 +21,10 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.answers.collecting import updates
-from gateway.answers.deltas import content_of
+from gateway.answers.deltas import ChoiceUpdate, content_of
 from gateway.answers.seams import JoinedTexts
 from gateway.context import context_of
+from gateway.endpoints.heard_recording import MOST_BYTES, HeardRecording
 from gateway.endpoints.transcriber import Transcriber
 from gateway.protocol.common import Usage
 from gateway.protocol.realtime import (
@@ -34,13 +39,13 @@ from gateway.protocol.realtime import (
 )
 from gateway.protocol.transcription import TranscriptionRequest
 from gateway.requests.caller import tenant_of
-from gateway.requests.live_audio import RATE, LiveAudio
+from gateway.requests.live_audio import LiveAudio, samples_of
 from gateway.requests.named_key import NamedKey
 from gateway.requests.transcription import Transcribing, check_reads_audio, transcribing
 from gateway.requests.wrong_field import wrong_field
 from quire.error_tables import mapping_of
 from quire.errors import Cancelled, Internal, InvalidRequest, QuireError, Unauthenticated, Unavailable
-from quire.pcm import SAMPLE_BYTES, wav_file
+from quire.pcm import LIVE_RATE, SAMPLE_BYTES, wav_file
 from quire.rpc.context import current_trace, enter_request
 from quire.runners import GENERATE
 
@@ -68,9 +73,10 @@ class _Transcript:
         self.num_pieces = 0  # whose texts are joined
         self._texts, self._told = JoinedTexts(), ""
 
-    def add(self, piece: int, text: str) -> str:
-        """Returns what a text of a piece adds to the transcript."""
-        added = self._texts.add(piece, text)
+    def add(self, piece: int, update: ChoiceUpdate) -> str:
+        """Returns what an update of a piece adds to the transcript."""
+        self.completion_tokens += len(update.token_ids)
+        added = self._texts.add(piece, content_of(update.deltas))
         self._told += added
         return added
 
@@ -92,6 +98,7 @@ class RealtimeSession:
         self._segments: asyncio.Queue[_Segment] = asyncio.Queue(_MOST_WAITING)
         self._asked: Transcribing | None = None
         self._transcript = _Transcript()
+        self._heard: HeardRecording | None = None  # by a model that writes while it hears
         self._num_waiting = 0  # segments that are not transcribed
         self._num_segments = 0
         self._is_stopped = asyncio.Event()
@@ -144,6 +151,7 @@ class RealtimeSession:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
+            self._let_go()
 
     async def _finish(self, writing: asyncio.Task[None]) -> None:
         """Writes what is left of the transcript, and closes the connection."""
@@ -206,10 +214,16 @@ class RealtimeSession:
                 'No model has been named. Send {"type": "session.update", "model": "..."} first.', parameter="model"
             )
         elif isinstance(event, AudioAppend):
-            for samples in self._audio.append(event.audio):
-                await self._enqueue(_Segment(samples))
+            samples = samples_of(event.audio)
+            for segment in [self._audio.take() + samples] if self._hears_live else self._audio.append(samples):
+                await self._enqueue(_Segment(segment))
         else:
             await self._put(is_final=event.final)
+
+    @property
+    def _hears_live(self) -> bool:
+        """Whether the model writes while it hears."""
+        return self._asked is not None and self._asked.form.hears_live
 
     async def _put(self, *, is_final: bool) -> None:
         """Makes a segment of what is left."""
@@ -235,7 +249,9 @@ class RealtimeSession:
         while True:
             segment = await self._segments.get()
             try:
-                if segment.samples:
+                if self._heard or self._hears_live:
+                    await self._hear(segment)
+                elif segment.samples:
                     await self._transcribe(segment.samples)
             except QuireError as error:
                 await self._tell(error)
@@ -251,26 +267,81 @@ class RealtimeSession:
             QuireError: the segment cannot be transcribed.
         """
         assert self._asked is not None
-        self._num_segments += 1
-        enter_request(f"{self._id}-{self._num_segments}", current_trace())
-        self._context.realtime.audio_seconds += len(samples) / (SAMPLE_BYTES * RATE)
+        self._enter_request()
+        self._context.realtime.audio_seconds += len(samples) / (SAMPLE_BYTES * LIVE_RATE)
         transcript, first = self._transcript, self._transcript.num_pieces
         with self._admitted() as request:
-            transcriber, file = Transcriber(request, self._asked), wav_file(samples, RATE)
+            transcriber, file = Transcriber(request, self._asked), wav_file(samples, LIVE_RATE)
             with contextlib.ExitStack() as held:
                 held.enter_context(self._context.uploads.held(tenant_of(request), len(file)))
                 chain = await transcriber.begin(file, held)
             async with chain.read_by(request.receive):
                 async for update in updates(chain):
-                    transcript.completion_tokens += len(update.token_ids)
-                    if text := transcript.add(first + update.index, content_of(update.deltas)):
-                        await self._send(TranscriptionDelta(text))
+                    await self._tell_text(first + update.index, update)
             transcript.prompt_tokens += chain.prompt_tokens
             transcript.num_pieces += len(transcriber.pieces)
             if chain.error:
                 raise chain.error
             if not chain.has_ended:
                 raise Cancelled("The segment was aborted.")
+
+    async def _hear(self, segment: _Segment) -> None:
+        """Goes on with the recording, and begins the next one when a sequence has no more room.
+
+        Raises:
+            QuireError: what the segment was of cannot be transcribed any further.
+        """
+        self._context.realtime.audio_seconds += len(segment.samples) / (SAMPLE_BYTES * LIVE_RATE)
+        try:
+            for start in range(0, len(segment.samples), MOST_BYTES):
+                heard = self._heard = self._heard or self._begun()
+                await heard.hear(segment.samples[start : start + MOST_BYTES])
+                if heard.is_full:
+                    await self._end_heard()
+            if segment.is_final:
+                await self._end_heard()
+        except QuireError:
+            self._let_go()
+            raise
+
+    async def _end_heard(self) -> None:
+        """Has the recording written down to its end, if it has not ended."""
+        if self._heard is not None:
+            await self._heard.end()
+            self._let_go()
+
+    def _begun(self) -> HeardRecording:
+        """
+        Raises:
+            QuireError: it is not admitted.
+        """
+        assert self._asked is not None
+        self._enter_request()
+        piece = self._transcript.num_pieces
+        self._transcript.num_pieces += 1
+        with contextlib.ExitStack() as held:
+            request = held.enter_context(self._admitted())
+            return HeardRecording(request, self._asked, held.pop_all(), partial(self._tell_text, piece), self._lose)
+
+    async def _lose(self, error: QuireError) -> None:
+        """Tells why the recording cannot be transcribed any further. What comes from now on begins another one."""
+        self._let_go()
+        await self._tell(error)
+
+    def _let_go(self) -> None:
+        """Ends the recording, if it has not ended."""
+        if (heard := self._heard) is not None:
+            self._heard = None
+            self._transcript.prompt_tokens += heard.prompt_tokens
+            heard.close()
+
+    def _enter_request(self) -> None:
+        self._num_segments += 1
+        enter_request(f"{self._id}-{self._num_segments}", current_trace())
+
+    async def _tell_text(self, piece: int, update: ChoiceUpdate) -> None:
+        if text := self._transcript.add(piece, update):
+            await self._send(TranscriptionDelta(text))
 
     @contextlib.contextmanager
     def _admitted(self) -> Iterator[Request]:

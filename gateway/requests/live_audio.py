@@ -9,9 +9,8 @@ import itertools
 import numpy as np
 
 from quire.errors import InvalidRequest
-from quire.pcm import SAMPLE_BYTES, WINDOW_SECONDS, piece_ends
+from quire.pcm import LIVE_RATE, SAMPLE_BYTES, WINDOW_SECONDS, piece_ends
 
-RATE = 16_000  # samples a second
 _SHOWN = 50
 
 
@@ -25,32 +24,12 @@ class LiveAudio:
         """
         self._seconds = segment_seconds
         # A cut needs something after it: see `piece_ends`.
-        self._most_bytes = int((segment_seconds + 2 * WINDOW_SECONDS) * RATE) * SAMPLE_BYTES
+        self._most_bytes = int((segment_seconds + 2 * WINDOW_SECONDS) * LIVE_RATE) * SAMPLE_BYTES
         self._samples = bytearray()
 
-    def append(self, audio: str) -> list[bytes]:
-        """Adds samples, and returns the segments that are complete.
-
-        Args:
-            audio: base64 of 16-bit samples.
-
-        Raises:
-            InvalidRequest: it is not that, or empty.
-        """
-        try:
-            added = base64.b64decode(audio, validate=True)
-        except (binascii.Error, ValueError):
-            raise InvalidRequest(
-                f"audio is {audio[:_SHOWN]!r}, which is no base64. Send samples of 16 bits (PCM16, 16 kHz, mono) in "
-                "base64.",
-                parameter="audio",
-            ) from None
-        if not added or len(added) % SAMPLE_BYTES:
-            raise InvalidRequest(
-                f"audio has {len(added)} bytes; expected samples of {SAMPLE_BYTES} bytes each, and at least one.",
-                parameter="audio",
-            )
-        self._samples += added
+    def append(self, samples: bytes) -> list[bytes]:
+        """Adds samples, and returns the segments that are complete."""
+        self._samples += samples
         return self._cut() if len(self._samples) > self._most_bytes else []
 
     def take(self) -> bytes:
@@ -61,8 +40,33 @@ class LiveAudio:
 
     def _cut(self) -> list[bytes]:
         whole = self.take()
-        ends = piece_ends(np.frombuffer(whole, "<i2"), RATE, self._seconds)
+        ends = piece_ends(np.frombuffer(whole, "<i2"), LIVE_RATE, self._seconds)
         places = [place * SAMPLE_BYTES for place in (0, *ends)]
         *segments, rest = (whole[start:end] for start, end in itertools.pairwise(places))
         self._samples += rest
         return segments
+
+
+def samples_of(audio: str) -> bytes:
+    """The samples in an event.
+
+    Args:
+        audio: base64 of 16-bit samples.
+
+    Raises:
+        InvalidRequest: it is not that, or empty.
+    """
+    try:
+        found = base64.b64decode(audio, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(
+            f"audio is {audio[:_SHOWN]!r}, which is no base64. Send samples of 16 bits (PCM16, 16 kHz, mono) in "
+            "base64.",
+            parameter="audio",
+        ) from None
+    if not found or len(found) % SAMPLE_BYTES:
+        raise InvalidRequest(
+            f"audio has {len(found)} bytes; expected samples of {SAMPLE_BYTES} bytes each, and at least one.",
+            parameter="audio",
+        )
+    return found

@@ -71,10 +71,12 @@ class SpeechFormat(ABC):
     Attributes:
         languages: that it was trained with: code → name.
         knows_times: whether it tells when words are spoken.
+        hears_live: whether it writes while it hears.
     """
 
     languages: ClassVar[Mapping[str, str]] = LANGUAGES
     knows_times: ClassVar[bool] = False
+    hears_live: ClassVar[bool] = False
 
     @abstractmethod
     def conversation(self, task: SpeechTask) -> SpeechConversation:
@@ -157,6 +159,8 @@ class Voxtral(Instructed):
 
 class VoxtralRealtime(Voxtral):
     """Voxtral Realtime, which writes down what it hears, and can be told nothing."""
+
+    hears_live = True
 
     def conversation(self, task: SpeechTask) -> SpeechConversation:
         """See SpeechFormat."""

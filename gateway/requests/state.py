@@ -11,6 +11,7 @@ from gateway.answers.queue import AnswerQueue
 from gateway.answers.weight_versions import WeightVersions
 from gateway.requests.generation_request import GenerationRequest, TokenizedPrompt
 from gateway.requests.named_key import Reservation
+from quire.images import Image
 from quire.rpc.context import Trace
 
 # How long a client whose text is complete waits for the usage; after that, it gets an answer without it.
@@ -28,6 +29,14 @@ class GenerationUsage:
     decode_seconds: float
     preemptions: int
     kv_source: str = ""  # host:port of the worker that keeps the prompt's KV blocks for another deployment
+
+
+@dataclass(frozen=True, slots=True)
+class AudioAppend:
+    """Audio with which a recording goes on; see quire.v1.AudioAppend."""
+
+    audio: Image
+    is_last: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +73,8 @@ class StreamState:
     refused_by: tuple[str, ...] = ()
     # How often it moved to another router.
     moves: int = 0
+    # What has come of its recording, which goes on, while it has no router.
+    coming: list[AudioAppend] = field(default_factory=list)
     # The task that waits for a router, if any.
     waiting: asyncio.Task[None] | None = None
 
@@ -71,6 +82,11 @@ class StreamState:
     def prompt(self) -> TokenizedPrompt:
         """The prompt to continue."""
         return self.owner.request.prompts[self.number]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether more of its recording follows."""
+        return any(image.goes_on for image in self.prompt.images)
 
     @property
     def told(self) -> bool:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence, ValuesView
 
 from gateway.protocol.admin import INITIAL_WEIGHTS
-from gateway.requests.state import ChoiceState, StreamState
+from gateway.requests.state import AudioAppend, ChoiceState, StreamState
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.convert import from_stream, to_usage
 from gateway.services.routers import RouterSession, pick
@@ -114,6 +114,17 @@ class RouterStreams:
         if router := self._take_away(stream):
             router.abort(stream_id)
 
+    def hear(self, stream: StreamState, append: AudioAppend) -> None:
+        """Goes on with the recording of a generation."""
+        _, router = self._placed.get(stream.stream_id, (stream, None))
+        if router is None:
+            stream.coming.append(append)
+            return
+        try:
+            router.hear(stream.stream_id, append)
+        except QuireError as error:
+            stream.owner.fail(error)
+
     def stop(self, choice: ChoiceState) -> None:
         """Stops generating a choice that a stop string has ended."""
         stream = choice.stream
@@ -173,6 +184,9 @@ class RouterStreams:
             raise DeadlineExceeded("The request did not finish within its time limit.")
         stream_id = next(self._ids)
         router.start(stream_id, from_stream(stream, timeout_ms=max(1, int(seconds * 1000))))
+        coming, stream.coming = stream.coming, []
+        for append in coming:
+            router.hear(stream_id, append)
         stream.stream_id, stream.answered = stream_id, False
         self._placed[stream_id] = stream, router
         router.live += 1
@@ -239,7 +253,7 @@ class RouterStreams:
             self._finish(stream)
         if stream.owner.closed or stream.over:
             return
-        if stream.moves == MAX_MOVES:
+        if stream.moves == MAX_MOVES or stream.goes_on:  # what has been heard is kept at the worker alone
             stream.owner.fail(error)
             return
         stream.moves += 1

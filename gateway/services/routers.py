@@ -10,10 +10,12 @@ from typing import Any
 
 import grpc
 
+from gateway.requests.state import AudioAppend
 from gateway.services.replica import Replica
 from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel, session_channel
+from quire.rpc.images import from_images
 from quire.rpc.status import from_rpc_error
 from quire.v1 import admin_pb2_grpc, common_pb2, router_pb2, router_pb2_grpc
 
@@ -72,6 +74,17 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         """
         frame = self.link.post(num_bytes=generation.ByteSize())
         frame.starts.add(stream_id=stream_id).generation.CopyFrom(generation)
+
+    def hear(self, stream_id: int, append: AudioAppend) -> None:
+        """Goes on with the recording of a generation; a lost session has ended it already.
+
+        Raises:
+            Overloaded: the router does not keep up with reading.
+        """
+        (audio,) = from_images([append.audio])
+        with contextlib.suppress(Unavailable):
+            frame = self.link.post(num_bytes=append.audio.num_bytes)
+            frame.appends.add(stream_id=stream_id, audio=audio, is_last=append.is_last)
 
     @property
     def busy(self) -> bool:

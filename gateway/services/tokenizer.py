@@ -19,7 +19,9 @@ from gateway.services.convert import from_truncation, to_conversation_prompt, to
 from gateway.services.together import Together
 from gateway.services.tokenizers import Tokenizers
 from quire.errors import InvalidRequest
+from quire.images import Image
 from quire.rpc.constraint import from_asked, to_constraint
+from quire.rpc.images import to_images
 from quire.structured.base import Constraint
 from quire.v1 import tokenizer_pb2
 from quire.work_pool import WorkPool
@@ -35,6 +37,7 @@ _IMAGES_SECONDS = 30.0  # of which each image may take a third
 _LONG_SECONDS = 60.0  # with videos or audio, and the images
 _SPLIT_SECONDS = 120.0
 _FILE_SECONDS = 60.0
+_LIVE_SECONDS = 15.0
 _COMPILE_SECONDS = 30.0  # includes the time for a separate backend process to start
 # Converting this many tokens takes about as long as starting a thread.
 _MANY_TOKENS = 8 * 1024
@@ -66,6 +69,14 @@ class AudioPiece:
     def end_seconds(self) -> float:
         """Where it ends in the recording. Times come as 32-bit numbers, and are exact to milliseconds."""
         return round(self.start_seconds + self.seconds, 3)
+
+
+@dataclass(frozen=True)
+class LiveAudioPart:
+    """A part of a recording that is still coming; see quire.v1.PrepareLiveAudioResponse."""
+
+    audio: Image
+    num_used: int
 
 
 class ConversationForm(IntEnum):
@@ -285,6 +296,16 @@ class Tokenizer:
         async with contextlib.aclosing(self._replicas.stream("SplitAudio", request, _SPLIT_SECONDS)) as pieces:
             async for piece in pieces:
                 yield AudioPiece(piece.start_seconds, piece.seconds, piece.file)
+
+    async def prepare_live_audio(self, samples: bytes, *, begins: bool, ends: bool) -> LiveAudioPart:
+        """Prepares samples of a recording that is still coming, for a model that writes while it hears.
+
+        Args: see quire.v1.PrepareLiveAudioRequest.
+        """
+        request = tokenizer_pb2.PrepareLiveAudioRequest(samples=samples, begins=begins, ends=ends)
+        answer = await self._replicas.call("PrepareLiveAudio", request, _LIVE_SECONDS)
+        (audio,) = to_images([answer.audio])
+        return LiveAudioPart(audio, answer.num_used)
 
     async def compile_constraint(self, wanted: NamedConstraint) -> Constraint:
         """Compiles a constraint into the form that engines use.

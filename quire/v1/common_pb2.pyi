@@ -98,7 +98,7 @@ class Generation(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ..., prompt_block_keys: _Optional[_Iterable[int]] = ..., prompt_block_size: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_embeds: _Optional[_Union[PromptEmbeds, _Mapping]] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., tenant_weight: _Optional[float] = ..., kv_source: _Optional[str] = ..., remote_decode: _Optional[bool] = ...) -> None: ...
 
 class Image(_message.Message):
-    __slots__ = ("offset", "num_tokens", "inputs", "pixel_scale", "pixel_shift", "routing_key", "encoder")
+    __slots__ = ("offset", "num_tokens", "inputs", "pixel_scale", "pixel_shift", "routing_key", "encoder", "goes_on")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class Image(_message.Message):
     PIXEL_SHIFT_FIELD_NUMBER: _ClassVar[int]
     ROUTING_KEY_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FIELD_NUMBER: _ClassVar[int]
+    GOES_ON_FIELD_NUMBER: _ClassVar[int]
     offset: int
     num_tokens: int
     inputs: _containers.RepeatedCompositeFieldContainer[ImageInput]
@@ -113,7 +114,8 @@ class Image(_message.Message):
     pixel_shift: _containers.RepeatedScalarFieldContainer[float]
     routing_key: int
     encoder: str
-    def __init__(self, offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[ImageInput, _Mapping]]] = ..., pixel_scale: _Optional[_Iterable[float]] = ..., pixel_shift: _Optional[_Iterable[float]] = ..., routing_key: _Optional[int] = ..., encoder: _Optional[str] = ...) -> None: ...
+    goes_on: bool
+    def __init__(self, offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[ImageInput, _Mapping]]] = ..., pixel_scale: _Optional[_Iterable[float]] = ..., pixel_shift: _Optional[_Iterable[float]] = ..., routing_key: _Optional[int] = ..., encoder: _Optional[str] = ..., goes_on: _Optional[bool] = ...) -> None: ...
 
 class ImageInput(_message.Message):
     __slots__ = ("name", "dtype", "shape", "data")

@@ -30,14 +30,26 @@ class EngineServiceGenerateResponse(_message.Message):
     def __init__(self, delta: _Optional[_Union[_common_pb2.GenerationDelta, _Mapping]] = ...) -> None: ...
 
 class EngineServiceSessionRequest(_message.Message):
-    __slots__ = ("starts", "abort_stream_ids", "stops")
+    __slots__ = ("starts", "abort_stream_ids", "stops", "appends")
     STARTS_FIELD_NUMBER: _ClassVar[int]
     ABORT_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
     STOPS_FIELD_NUMBER: _ClassVar[int]
+    APPENDS_FIELD_NUMBER: _ClassVar[int]
     starts: _containers.RepeatedCompositeFieldContainer[SessionStart]
     abort_stream_ids: _containers.RepeatedScalarFieldContainer[int]
     stops: _containers.RepeatedCompositeFieldContainer[SequenceStop]
-    def __init__(self, starts: _Optional[_Iterable[_Union[SessionStart, _Mapping]]] = ..., abort_stream_ids: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[_Union[SequenceStop, _Mapping]]] = ...) -> None: ...
+    appends: _containers.RepeatedCompositeFieldContainer[AudioAppend]
+    def __init__(self, starts: _Optional[_Iterable[_Union[SessionStart, _Mapping]]] = ..., abort_stream_ids: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[_Union[SequenceStop, _Mapping]]] = ..., appends: _Optional[_Iterable[_Union[AudioAppend, _Mapping]]] = ...) -> None: ...
+
+class AudioAppend(_message.Message):
+    __slots__ = ("stream_id", "audio", "is_last")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    audio: _common_pb2.Image
+    is_last: bool
+    def __init__(self, stream_id: _Optional[int] = ..., audio: _Optional[_Union[_common_pb2.Image, _Mapping]] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
 class SequenceStop(_message.Message):
     __slots__ = ("stream_id", "choice_index", "num_output_tokens")

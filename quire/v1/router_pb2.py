@@ -26,53 +26,53 @@ from quire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 from quire.v1 import engine_pb2 as quire_dot_v1_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/router.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x15quire/v1/engine.proto\"H\n\x1cRouterServiceGenerateRequest\x12(\n\ngeneration\x18\x01 \x01(\x0b\x32\x14.quire.v1.Generation\"I\n\x1dRouterServiceGenerateResponse\x12(\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x19.quire.v1.GenerationDelta\"\x86\x01\n\x1bRouterServiceSessionRequest\x12&\n\x06starts\x18\x01 \x03(\x0b\x32\x16.quire.v1.SessionStart\x12\x18\n\x10\x61\x62ort_stream_ids\x18\x02 \x03(\x04\x12%\n\x05stops\x18\x03 \x03(\x0b\x32\x16.quire.v1.SequenceStop\"\xb5\x01\n\x1cRouterServiceSessionResponse\x12)\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x19.quire.v1.GenerationDelta\x12\x1a\n\rready_workers\x18\x04 \x01(\rH\x00\x88\x01\x01\x12$\n\x06queues\x18\x03 \x03(\x0b\x32\x14.quire.v1.ModelQueue\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x42\x10\n\x0e_ready_workersJ\x04\x08\x02\x10\x03\"-\n\nModelQueue\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\r\"\x14\n\x12ListWorkersRequest\"_\n\x13ListWorkersResponse\x12!\n\x07workers\x18\x01 \x03(\x0b\x32\x10.quire.v1.Worker\x12%\n\x07\x61liases\x18\x02 \x03(\x0b\x32\x14.quire.v1.ModelAlias\"*\n\nModelAlias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06models\x18\x02 \x03(\t\"\xdc\x02\n\x06Worker\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.quire.v1.WorkerState\x12\'\n\nmodel_info\x18\x03 \x01(\x0b\x32\x13.quire.v1.ModelInfo\x12\"\n\x04load\x18\x04 \x01(\x0b\x32\x14.quire.v1.EngineLoad\x12\x19\n\x11inflight_requests\x18\x05 \x01(\r\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x15\n\rcached_blocks\x18\x07 \x01(\x04\x12\x1a\n\x12host_cached_blocks\x18\x08 \x01(\x04\x12!\n\x19prefill_tokens_per_second\x18\t \x01(\x01\x12\x18\n\x10seconds_per_step\x18\n \x01(\x01\x12\x15\n\rprompt_tokens\x18\x0b \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x0c \x01(\x04\"(\n\x15RegisterWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"<\n\x16RegisterWorkerResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\"$\n\x10HeartbeatRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"%\n\x11HeartbeatResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"&\n\x11SetWorkersRequest\x12\x11\n\taddresses\x18\x01 \x03(\t\"\x14\n\x12SetWorkersResponse\"Z\n\x17\x45xplainPlacementRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x07weights\x18\x02 \x01(\x0b\x32\x1a.quire.v1.PlacementWeights\"\x8e\x01\n\x10PlacementWeights\x12\x16\n\thost_tier\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0cinterference\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x0c\n\n_host_tierB\x0f\n\r_interferenceB\x0e\n\x0c_temperature\"\x8b\x02\n\x18\x45xplainPlacementResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0ctime_seconds\x18\x02 \x01(\x01\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x1d\n\x15\x64\x65\x63ision_microseconds\x18\x05 \x01(\x01\x12\x16\n\x0equeued_seconds\x18\x06 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x30\n\ncandidates\x18\x08 \x03(\x0b\x32\x1c.quire.v1.PlacementCandidate\x12\x0e\n\x06\x63hosen\x18\t \x01(\t\x12\x14\n\x0cwould_choose\x18\n \x01(\t\"\xd6\x01\n\x12PlacementCandidate\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x1a\n\x12host_cached_tokens\x18\x03 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x04 \x01(\r\x12\x11\n\tsequences\x18\x05 \x01(\r\x12\x10\n\x08kv_usage\x18\x06 \x01(\x01\x12\x14\n\x0c\x63ost_seconds\x18\x07 \x01(\x01\x12!\n\x19\x63ost_with_weights_seconds\x18\x08 \x01(\x01*\xca\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x1c\n\x18WORKER_STATE_UNREACHABLE\x10\x04\x12\x18\n\x14WORKER_STATE_EJECTED\x10\x05\x12\x17\n\x13WORKER_STATE_PAUSED\x10\x06\x32\xac\x06\n\rRouterService\x12]\n\x08Generate\x12&.quire.v1.RouterServiceGenerateRequest\x1a\'.quire.v1.RouterServiceGenerateResponse0\x01\x12\\\n\x07Session\x12%.quire.v1.RouterServiceSessionRequest\x1a&.quire.v1.RouterServiceSessionResponse(\x01\x30\x01\x12\x35\n\x04Pool\x12\x15.quire.v1.PoolRequest\x1a\x16.quire.v1.PoolResponse\x12J\n\x0bListWorkers\x12\x1c.quire.v1.ListWorkersRequest\x1a\x1d.quire.v1.ListWorkersResponse\x12S\n\x0eRegisterWorker\x12\x1f.quire.v1.RegisterWorkerRequest\x1a .quire.v1.RegisterWorkerResponse\x12\x44\n\tHeartbeat\x12\x1a.quire.v1.HeartbeatRequest\x1a\x1b.quire.v1.HeartbeatResponse\x12G\n\nSetWorkers\x12\x1b.quire.v1.SetWorkersRequest\x1a\x1c.quire.v1.SetWorkersResponse\x12Y\n\x10\x45xplainPlacement\x12!.quire.v1.ExplainPlacementRequest\x1a\".quire.v1.ExplainPlacementResponse\x12J\n\x0bLoadAdapter\x12\x1c.quire.v1.LoadAdapterRequest\x1a\x1d.quire.v1.LoadAdapterResponse\x12P\n\rUnloadAdapter\x12\x1e.quire.v1.UnloadAdapterRequest\x1a\x1f.quire.v1.UnloadAdapterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/router.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x15quire/v1/engine.proto\"H\n\x1cRouterServiceGenerateRequest\x12(\n\ngeneration\x18\x01 \x01(\x0b\x32\x14.quire.v1.Generation\"I\n\x1dRouterServiceGenerateResponse\x12(\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x19.quire.v1.GenerationDelta\"\xae\x01\n\x1bRouterServiceSessionRequest\x12&\n\x06starts\x18\x01 \x03(\x0b\x32\x16.quire.v1.SessionStart\x12\x18\n\x10\x61\x62ort_stream_ids\x18\x02 \x03(\x04\x12%\n\x05stops\x18\x03 \x03(\x0b\x32\x16.quire.v1.SequenceStop\x12&\n\x07\x61ppends\x18\x04 \x03(\x0b\x32\x15.quire.v1.AudioAppend\"\xb5\x01\n\x1cRouterServiceSessionResponse\x12)\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x19.quire.v1.GenerationDelta\x12\x1a\n\rready_workers\x18\x04 \x01(\rH\x00\x88\x01\x01\x12$\n\x06queues\x18\x03 \x03(\x0b\x32\x14.quire.v1.ModelQueue\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x42\x10\n\x0e_ready_workersJ\x04\x08\x02\x10\x03\"-\n\nModelQueue\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\r\"\x14\n\x12ListWorkersRequest\"_\n\x13ListWorkersResponse\x12!\n\x07workers\x18\x01 \x03(\x0b\x32\x10.quire.v1.Worker\x12%\n\x07\x61liases\x18\x02 \x03(\x0b\x32\x14.quire.v1.ModelAlias\"*\n\nModelAlias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06models\x18\x02 \x03(\t\"\xdc\x02\n\x06Worker\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.quire.v1.WorkerState\x12\'\n\nmodel_info\x18\x03 \x01(\x0b\x32\x13.quire.v1.ModelInfo\x12\"\n\x04load\x18\x04 \x01(\x0b\x32\x14.quire.v1.EngineLoad\x12\x19\n\x11inflight_requests\x18\x05 \x01(\r\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x15\n\rcached_blocks\x18\x07 \x01(\x04\x12\x1a\n\x12host_cached_blocks\x18\x08 \x01(\x04\x12!\n\x19prefill_tokens_per_second\x18\t \x01(\x01\x12\x18\n\x10seconds_per_step\x18\n \x01(\x01\x12\x15\n\rprompt_tokens\x18\x0b \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x0c \x01(\x04\"(\n\x15RegisterWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"<\n\x16RegisterWorkerResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\"$\n\x10HeartbeatRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"%\n\x11HeartbeatResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"&\n\x11SetWorkersRequest\x12\x11\n\taddresses\x18\x01 \x03(\t\"\x14\n\x12SetWorkersResponse\"Z\n\x17\x45xplainPlacementRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x07weights\x18\x02 \x01(\x0b\x32\x1a.quire.v1.PlacementWeights\"\x8e\x01\n\x10PlacementWeights\x12\x16\n\thost_tier\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0cinterference\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x0c\n\n_host_tierB\x0f\n\r_interferenceB\x0e\n\x0c_temperature\"\x8b\x02\n\x18\x45xplainPlacementResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0ctime_seconds\x18\x02 \x01(\x01\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x1d\n\x15\x64\x65\x63ision_microseconds\x18\x05 \x01(\x01\x12\x16\n\x0equeued_seconds\x18\x06 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x30\n\ncandidates\x18\x08 \x03(\x0b\x32\x1c.quire.v1.PlacementCandidate\x12\x0e\n\x06\x63hosen\x18\t \x01(\t\x12\x14\n\x0cwould_choose\x18\n \x01(\t\"\xd6\x01\n\x12PlacementCandidate\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x1a\n\x12host_cached_tokens\x18\x03 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x04 \x01(\r\x12\x11\n\tsequences\x18\x05 \x01(\r\x12\x10\n\x08kv_usage\x18\x06 \x01(\x01\x12\x14\n\x0c\x63ost_seconds\x18\x07 \x01(\x01\x12!\n\x19\x63ost_with_weights_seconds\x18\x08 \x01(\x01*\xca\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x1c\n\x18WORKER_STATE_UNREACHABLE\x10\x04\x12\x18\n\x14WORKER_STATE_EJECTED\x10\x05\x12\x17\n\x13WORKER_STATE_PAUSED\x10\x06\x32\xac\x06\n\rRouterService\x12]\n\x08Generate\x12&.quire.v1.RouterServiceGenerateRequest\x1a\'.quire.v1.RouterServiceGenerateResponse0\x01\x12\\\n\x07Session\x12%.quire.v1.RouterServiceSessionRequest\x1a&.quire.v1.RouterServiceSessionResponse(\x01\x30\x01\x12\x35\n\x04Pool\x12\x15.quire.v1.PoolRequest\x1a\x16.quire.v1.PoolResponse\x12J\n\x0bListWorkers\x12\x1c.quire.v1.ListWorkersRequest\x1a\x1d.quire.v1.ListWorkersResponse\x12S\n\x0eRegisterWorker\x12\x1f.quire.v1.RegisterWorkerRequest\x1a .quire.v1.RegisterWorkerResponse\x12\x44\n\tHeartbeat\x12\x1a.quire.v1.HeartbeatRequest\x1a\x1b.quire.v1.HeartbeatResponse\x12G\n\nSetWorkers\x12\x1b.quire.v1.SetWorkersRequest\x1a\x1c.quire.v1.SetWorkersResponse\x12Y\n\x10\x45xplainPlacement\x12!.quire.v1.ExplainPlacementRequest\x1a\".quire.v1.ExplainPlacementResponse\x12J\n\x0bLoadAdapter\x12\x1c.quire.v1.LoadAdapterRequest\x1a\x1d.quire.v1.LoadAdapterResponse\x12P\n\rUnloadAdapter\x12\x1e.quire.v1.UnloadAdapterRequest\x1a\x1f.quire.v1.UnloadAdapterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=2080
-  _globals['_WORKERSTATE']._serialized_end=2282
+  _globals['_WORKERSTATE']._serialized_start=2120
+  _globals['_WORKERSTATE']._serialized_end=2322
   _globals['_ROUTERSERVICEGENERATEREQUEST']._serialized_start=81
   _globals['_ROUTERSERVICEGENERATEREQUEST']._serialized_end=153
   _globals['_ROUTERSERVICEGENERATERESPONSE']._serialized_start=155
   _globals['_ROUTERSERVICEGENERATERESPONSE']._serialized_end=228
   _globals['_ROUTERSERVICESESSIONREQUEST']._serialized_start=231
-  _globals['_ROUTERSERVICESESSIONREQUEST']._serialized_end=365
-  _globals['_ROUTERSERVICESESSIONRESPONSE']._serialized_start=368
-  _globals['_ROUTERSERVICESESSIONRESPONSE']._serialized_end=549
-  _globals['_MODELQUEUE']._serialized_start=551
-  _globals['_MODELQUEUE']._serialized_end=596
-  _globals['_LISTWORKERSREQUEST']._serialized_start=598
-  _globals['_LISTWORKERSREQUEST']._serialized_end=618
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=620
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=715
-  _globals['_MODELALIAS']._serialized_start=717
-  _globals['_MODELALIAS']._serialized_end=759
-  _globals['_WORKER']._serialized_start=762
-  _globals['_WORKER']._serialized_end=1110
-  _globals['_REGISTERWORKERREQUEST']._serialized_start=1112
-  _globals['_REGISTERWORKERREQUEST']._serialized_end=1152
-  _globals['_REGISTERWORKERRESPONSE']._serialized_start=1154
-  _globals['_REGISTERWORKERRESPONSE']._serialized_end=1214
-  _globals['_HEARTBEATREQUEST']._serialized_start=1216
-  _globals['_HEARTBEATREQUEST']._serialized_end=1252
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1254
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1291
-  _globals['_SETWORKERSREQUEST']._serialized_start=1293
-  _globals['_SETWORKERSREQUEST']._serialized_end=1331
-  _globals['_SETWORKERSRESPONSE']._serialized_start=1333
-  _globals['_SETWORKERSRESPONSE']._serialized_end=1353
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=1355
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=1445
-  _globals['_PLACEMENTWEIGHTS']._serialized_start=1448
-  _globals['_PLACEMENTWEIGHTS']._serialized_end=1590
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=1593
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=1860
-  _globals['_PLACEMENTCANDIDATE']._serialized_start=1863
-  _globals['_PLACEMENTCANDIDATE']._serialized_end=2077
-  _globals['_ROUTERSERVICE']._serialized_start=2285
-  _globals['_ROUTERSERVICE']._serialized_end=3097
+  _globals['_ROUTERSERVICESESSIONREQUEST']._serialized_end=405
+  _globals['_ROUTERSERVICESESSIONRESPONSE']._serialized_start=408
+  _globals['_ROUTERSERVICESESSIONRESPONSE']._serialized_end=589
+  _globals['_MODELQUEUE']._serialized_start=591
+  _globals['_MODELQUEUE']._serialized_end=636
+  _globals['_LISTWORKERSREQUEST']._serialized_start=638
+  _globals['_LISTWORKERSREQUEST']._serialized_end=658
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=660
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=755
+  _globals['_MODELALIAS']._serialized_start=757
+  _globals['_MODELALIAS']._serialized_end=799
+  _globals['_WORKER']._serialized_start=802
+  _globals['_WORKER']._serialized_end=1150
+  _globals['_REGISTERWORKERREQUEST']._serialized_start=1152
+  _globals['_REGISTERWORKERREQUEST']._serialized_end=1192
+  _globals['_REGISTERWORKERRESPONSE']._serialized_start=1194
+  _globals['_REGISTERWORKERRESPONSE']._serialized_end=1254
+  _globals['_HEARTBEATREQUEST']._serialized_start=1256
+  _globals['_HEARTBEATREQUEST']._serialized_end=1292
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1294
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1331
+  _globals['_SETWORKERSREQUEST']._serialized_start=1333
+  _globals['_SETWORKERSREQUEST']._serialized_end=1371
+  _globals['_SETWORKERSRESPONSE']._serialized_start=1373
+  _globals['_SETWORKERSRESPONSE']._serialized_end=1393
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=1395
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=1485
+  _globals['_PLACEMENTWEIGHTS']._serialized_start=1488
+  _globals['_PLACEMENTWEIGHTS']._serialized_end=1630
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=1633
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=1900
+  _globals['_PLACEMENTCANDIDATE']._serialized_start=1903
+  _globals['_PLACEMENTCANDIDATE']._serialized_end=2117
+  _globals['_ROUTERSERVICE']._serialized_start=2325
+  _globals['_ROUTERSERVICE']._serialized_end=3137
 # @@protoc_insertion_point(module_scope)

@@ -39,14 +39,16 @@ class RouterServiceGenerateResponse(_message.Message):
     def __init__(self, delta: _Optional[_Union[_common_pb2.GenerationDelta, _Mapping]] = ...) -> None: ...
 
 class RouterServiceSessionRequest(_message.Message):
-    __slots__ = ("starts", "abort_stream_ids", "stops")
+    __slots__ = ("starts", "abort_stream_ids", "stops", "appends")
     STARTS_FIELD_NUMBER: _ClassVar[int]
     ABORT_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
     STOPS_FIELD_NUMBER: _ClassVar[int]
+    APPENDS_FIELD_NUMBER: _ClassVar[int]
     starts: _containers.RepeatedCompositeFieldContainer[_engine_pb2.SessionStart]
     abort_stream_ids: _containers.RepeatedScalarFieldContainer[int]
     stops: _containers.RepeatedCompositeFieldContainer[_engine_pb2.SequenceStop]
-    def __init__(self, starts: _Optional[_Iterable[_Union[_engine_pb2.SessionStart, _Mapping]]] = ..., abort_stream_ids: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[_Union[_engine_pb2.SequenceStop, _Mapping]]] = ...) -> None: ...
+    appends: _containers.RepeatedCompositeFieldContainer[_engine_pb2.AudioAppend]
+    def __init__(self, starts: _Optional[_Iterable[_Union[_engine_pb2.SessionStart, _Mapping]]] = ..., abort_stream_ids: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[_Union[_engine_pb2.SequenceStop, _Mapping]]] = ..., appends: _Optional[_Iterable[_Union[_engine_pb2.AudioAppend, _Mapping]]] = ...) -> None: ...
 
 class RouterServiceSessionResponse(_message.Message):
     __slots__ = ("deltas", "ready_workers", "queues", "draining")

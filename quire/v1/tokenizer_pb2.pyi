@@ -312,6 +312,24 @@ class SplitAudioResponse(_message.Message):
     file: bytes
     def __init__(self, start_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., file: _Optional[bytes] = ...) -> None: ...
 
+class PrepareLiveAudioRequest(_message.Message):
+    __slots__ = ("samples", "begins", "ends")
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    samples: bytes
+    begins: bool
+    ends: bool
+    def __init__(self, samples: _Optional[bytes] = ..., begins: _Optional[bool] = ..., ends: _Optional[bool] = ...) -> None: ...
+
+class PrepareLiveAudioResponse(_message.Message):
+    __slots__ = ("audio", "num_used")
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    NUM_USED_FIELD_NUMBER: _ClassVar[int]
+    audio: _common_pb2.Image
+    num_used: int
+    def __init__(self, audio: _Optional[_Union[_common_pb2.Image, _Mapping]] = ..., num_used: _Optional[int] = ...) -> None: ...
+
 class ResetMediaCacheRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

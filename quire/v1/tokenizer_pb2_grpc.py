@@ -72,6 +72,11 @@ class TokenizerServiceStub:
                 request_serializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioResponse.FromString,
                 _registered_method=True)
+        self.PrepareLiveAudio = channel.unary_unary(
+                '/quire.v1.TokenizerService/PrepareLiveAudio',
+                request_serializer=quire_dot_v1_dot_tokenizer__pb2.PrepareLiveAudioRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_tokenizer__pb2.PrepareLiveAudioResponse.FromString,
+                _registered_method=True)
         self.ResetMediaCache = channel.unary_unary(
                 '/quire.v1.TokenizerService/ResetMediaCache',
                 request_serializer=quire_dot_v1_dot_tokenizer__pb2.ResetMediaCacheRequest.SerializeToString,
@@ -154,6 +159,14 @@ class TokenizerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrepareLiveAudio(self, request, context):
+        """Prepares audio of a recording that is still coming, for a model that writes while it hears. Nothing is kept between
+        calls. INVALID_ARGUMENT if the model is no such model, or the audio is too long or malformed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResetMediaCache(self, request, context):
         """Forgets all images, videos and audios that have been prepared; each is prepared again when it comes.
         """
@@ -213,6 +226,11 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
                     servicer.SplitAudio,
                     request_deserializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioRequest.FromString,
                     response_serializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioResponse.SerializeToString,
+            ),
+            'PrepareLiveAudio': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareLiveAudio,
+                    request_deserializer=quire_dot_v1_dot_tokenizer__pb2.PrepareLiveAudioRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_tokenizer__pb2.PrepareLiveAudioResponse.SerializeToString,
             ),
             'ResetMediaCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetMediaCache,
@@ -422,6 +440,33 @@ class TokenizerService:
             '/quire.v1.TokenizerService/SplitAudio',
             quire_dot_v1_dot_tokenizer__pb2.SplitAudioRequest.SerializeToString,
             quire_dot_v1_dot_tokenizer__pb2.SplitAudioResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareLiveAudio(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.TokenizerService/PrepareLiveAudio',
+            quire_dot_v1_dot_tokenizer__pb2.PrepareLiveAudioRequest.SerializeToString,
+            quire_dot_v1_dot_tokenizer__pb2.PrepareLiveAudioResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from quire.options.ec_transfer import CONSUMER
+from quire.rpc.images import goes_on
 from router.workers.base import Worker
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Encoders:
         The same image goes to the same encoder, which keeps what it has encoded, unless others have far less to do.
         """
         info = worker.model_info
-        if not generation.images or info is None or info.ec_role != CONSUMER:
+        if not generation.images or info is None or info.ec_role != CONSUMER or goes_on(generation):
             return ()
         fitting = [each for each in self._look() if _fingerprint(each) == info.encoder_fingerprint]
         if not fitting:

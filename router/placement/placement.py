@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from quire.block_hash import block_keys
 from quire.options.router import RouterOptions
+from quire.rpc.images import goes_on
 from router.clock import Clock
 from router.index.prefix_index import PrefixIndex
 from router.placement.decisions import Decision, Decisions, worth_keeping
@@ -207,7 +208,8 @@ class PlacementTable(Generic[Request]):
         generating = places[~prefills[places]]
         # Log-probabilities of the prompt are reported as it is computed, and its blocks are not looked up. A request
         # that was on a worker already has been handed over, or taken from one that is lost: no need to risk another.
-        is_whole = stream.attempts > 0 or generation.sampling.HasField("prompt_logprobs")
+        # A recording that goes on stays where it is heard.
+        is_whole = stream.attempts > 0 or generation.sampling.HasField("prompt_logprobs") or goes_on(generation)
         if is_whole or not len(generating):
             return ~prefills, False
         missing = stream.request.known_tokens - known[generating].max()

@@ -179,6 +179,15 @@ class Dispatcher:
         else:
             stream.assignment = dataclasses.replace(stream.assignment, progress=stream.journal.progress())
 
+    def hear(self, session: CallerSession, append: engine_pb2.AudioAppend) -> None:
+        """Goes on with the recording of a request."""
+        if (stream := session.streams.get(append.stream_id)) is not None:
+            try:
+                stream.hear(append)
+            except Overloaded as error:
+                self._abort_at_worker(stream)
+                self._fail(stream, error)
+
     def on_frame(self, worker: Worker, frame: engine_pb2.EngineServiceSessionResponse) -> None:
         """Forwards a worker's deltas, each to the session that its request belongs to."""
         find = self._table.find
@@ -283,7 +292,7 @@ class Dispatcher:
             QuireError: no worker can serve it.
         """
         try:
-            return self._table.add(stream, stream.waited_until(self._clock.time()))
+            return self._table.add(stream, stream.waited_until(self._clock.time())) and stream.catch_up()
         except QuireError:
             raise
         except Exception as error:
@@ -377,7 +386,8 @@ class Dispatcher:
         if not stream.started:
             stream.fruitless += 1
         self._table.remove(stream)
-        if stream.fruitless >= _MOST_FRUITLESS or stream.attempts >= _MOST_ATTEMPTS or stream.journal.finished:
+        is_over = stream.fruitless >= _MOST_FRUITLESS or stream.attempts >= _MOST_ATTEMPTS or stream.journal.finished
+        if is_over or stream.goes_on:  # only the worker has what it has heard
             self._fail(stream, error)
             return
         self._take_progress(stream)

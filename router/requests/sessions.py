@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.errors import Overloaded, QuireError
+from quire.images import MAX_IMAGES_BYTES
+from quire.rpc.images import goes_on
 from quire.rpc.session import Outbox
 from quire.rpc.status import to_request_error
 from quire.tracing.base import Span
@@ -26,6 +28,8 @@ class Stream(RoutedRequest):
     # The caller's id for it.
     stream_id: int
     journal: Journal
+    # What has come of its recording, which goes on, while it waits for a worker.
+    coming: list[engine_pb2.AudioAppend] = field(default_factory=list)
     # Number of workers lost in a row just as they began it, which it may have crashed.
     suspicions: int = 0
     # Whether it counts against the retry budget.
@@ -46,6 +50,36 @@ class Stream(RoutedRequest):
     def begun(self) -> bool:
         """Whether it has been on a worker, of this router or of another one: it must not be refused any more."""
         return self.attempts > 0 or len(self.assignment.generation.progress) > 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether more of its recording follows."""
+        return goes_on(self.assignment.generation)
+
+    def hear(self, append: engine_pb2.AudioAppend) -> None:
+        """Sends audio with which its recording goes on to its worker, or keeps it until there is one.
+
+        Raises:
+            Overloaded: the worker does not read, or the audio is too long to be kept.
+        """
+        if self.worker is not None:
+            self.worker.hear(self.worker_stream_id, append)
+            return
+        self.coming.append(append)
+        if sum(each.ByteSize() for each in self.coming) > MAX_IMAGES_BYTES:
+            raise Overloaded(
+                "The recording has become too long while the request was waiting for a worker; try again in a moment."
+            )
+
+    def catch_up(self) -> bool:
+        """Sends the audio that was kept to the worker, which it has got now.
+
+        Raises: see `hear`.
+        """
+        coming, self.coming = self.coming, []
+        for append in coming:
+            self.hear(append)
+        return True
 
     def waited_until(self, now: float) -> float:
         """Seconds that it has waited for workers in total, with the current wait up to clock time `now`."""

@@ -16,7 +16,7 @@ from router.workers.outlier_ejection import EjectionRecord
 from router.workers.state import Condition, State
 
 if TYPE_CHECKING:
-    from quire.v1 import common_pb2
+    from quire.v1 import common_pb2, engine_pb2
 
 
 def hash_of(text: str) -> int:
@@ -83,6 +83,14 @@ class Worker(ABC):
     @abstractmethod
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
         """Ends one sequence of a request at the worker; a disconnected worker has ended the request already."""
+
+    @abstractmethod
+    def hear(self, stream_id: int, append: engine_pb2.AudioAppend) -> None:
+        """Goes on with the recording of a request at the worker; a disconnected worker has ended the request already.
+
+        Raises:
+            Overloaded: the worker does not read what it is sent.
+        """
 
     @abstractmethod
     async def pool(self, request: common_pb2.PoolRequest, model: str, seconds: float) -> common_pb2.PoolResponse:

@@ -160,6 +160,13 @@ class RemoteWorker(Worker):
                 stream_id=stream_id, choice_index=choice_index, num_output_tokens=num_output_tokens
             )
 
+    def hear(self, stream_id: int, append: engine_pb2.AudioAppend) -> None:
+        """See Worker."""
+        with contextlib.suppress(Unavailable):
+            added = self._link.post(num_bytes=append.ByteSize()).appends.add()
+            added.CopyFrom(append)
+            added.stream_id = stream_id
+
     async def pool(self, request: common_pb2.PoolRequest, model: str, seconds: float) -> common_pb2.PoolResponse:
         """See Worker."""
         assigned = common_pb2.PoolRequest()

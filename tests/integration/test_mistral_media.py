@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 from msgspec.structs import replace
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 from quire.media import MediaKind
 from quire.pcm import wav_file
@@ -98,11 +98,47 @@ def test_audio(tmp_path: Path) -> None:
         assert live_transcript(client, samples).startswith(written)
 
 
+def test_live_audio(tmp_path: Path) -> None:
+    """A model that writes while it hears writes the same as when the recording is over, and does not wait for that."""
+    folder = make_mistral_model(tmp_path / "model", "voxtral_realtime")
+    samples = (sine(3.1) * 32767).astype("<i2").tobytes()
+    with serving_tiny(folder) as client:
+        create: Any = client.audio.transcriptions.create
+        written = create(file=("a.wav", wav_file(samples, RATE)), model="tiny").text
+        assert written and live_transcript(client, samples) == written
+        url = str(client.base_url).replace("http", "ws", 1) + "realtime?model=tiny"
+        with connect(url, proxy=None) as socket:
+            assert json.loads(socket.recv(30))["type"] == "session.created"
+            for _ in range(2):
+                said = ""
+                for start in range(0, len(samples), 3000):
+                    append(socket, samples[start : start + 3000])
+                while len(said) < len(written) * 2 // 3:
+                    event = json.loads(socket.recv(30))
+                    assert event["type"] == "transcription.delta", event
+                    said += event["delta"]
+                socket.send(json.dumps({"type": "input_audio_buffer.commit", "final": True}))
+                while (event := json.loads(socket.recv(30)))["type"] == "transcription.delta":
+                    said += event["delta"]
+                assert event["type"] == "transcription.done" and event["text"] == said == written
+                assert event["usage"]["prompt_tokens"] == 6 and event["usage"]["completion_tokens"] > 39
+            append(socket, samples)  # and leaves
+            json.loads(socket.recv(30))
+        assert (
+            live_transcript(client, samples[:64])
+            == create(file=("a.wav", wav_file(samples[:64], RATE)), model="tiny").text
+        )
+
+
+def append(socket: ClientConnection, samples: bytes) -> None:
+    event = {"type": "input_audio_buffer.append", "audio": base64.b64encode(samples).decode()}
+    socket.send(json.dumps(event))
+
+
 def live_transcript(client: openai.OpenAI, samples: bytes) -> str:
     url = str(client.base_url).replace("http", "ws", 1) + "realtime?model=tiny"
     with connect(url, proxy=None) as socket:
-        audio = base64.b64encode(samples).decode()
-        socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+        append(socket, samples)
         socket.send(json.dumps({"type": "input_audio_buffer.commit", "final": True}))
         events = [json.loads(socket.recv())]
         while events[-1]["type"] in ("session.created", "transcription.delta"):

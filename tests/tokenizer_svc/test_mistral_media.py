@@ -113,6 +113,29 @@ def test_live_audio(tmp_path: Path, seconds: float) -> None:
     )
 
 
+@pytest.mark.parametrize("sizes", [(), (700, 9000, 300, 1280, 1), (20_000, 1319, 1, 1280), (30_000,)], ids=str)
+def test_parts_of_live_audio_are_those_of_the_whole(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    write_media_tekken(tmp_path, audio=LIVE_AUDIO)
+    _, audio = load_mistral_media(read_tekken(tmp_path).media)
+    assert isinstance(audio, MistralLiveAudio)
+    samples = (sine(1.9) * 32767).astype("<i2")
+    whole = audio.prepare(audio_file(samples / np.float32(32768), "wavf"), {}).inputs["input_features"]
+    rest, found, begins = samples[:0], [], True
+    for part, ends in [*((part, False) for part in np.split(samples, np.cumsum(sizes))), (samples[:0], True)]:
+        rest = np.concatenate([rest, part])
+        inputs, count, num_used = audio.prepare_part(rest, begins=begins, ends=ends)
+        if inputs:
+            assert inputs["input_features"].shape == (1, 16, 8 * count) and inputs["input_features_mask"].all()
+            assert not begins or count > 1 + audio.prepare(audio_file(sine(0.1), "wavf"), {}).num_tokens
+            found.append(inputs["input_features"])
+            begins = False
+        else:
+            assert (count, num_used) == (0, 0)
+        rest = rest[num_used:]
+    np.testing.assert_allclose(np.concatenate(found, axis=-1), whole, atol=1e-5)
+    assert not len(rest)
+
+
 def test_there_are_no_settings(images: MistralImages, audio: MistralAudio) -> None:
     with pytest.raises(MediaRejection, match="'size' in mm_processor_kwargs is no setting") as caught:
         images.prepare(png(picture(9, 9)), {"size": 3})
