@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from quire.errors import InvalidRequest
-from quire.images import FEATURES, Image, check_size
+from quire.images import FEATURES, MAX_IMAGES_BYTES, Image
 
 _LAST_TOKENS = 2  # that the last audio has at least: its sequence may have written one more than it has heard
 
@@ -39,7 +39,7 @@ class Recording:
         self.is_over = False
         self.key = 0
         self._frames_per_token = frames_per_token
-        self._num_frames = image.num_frames
+        self._num_frames, self._num_bytes = image.num_frames, image.num_bytes
         self._begun: list[Image] = []  # pieces after the image, in their order, whose encoding has been begun
         self._more: list[Image] = []  # those after these
         self.num_heard = self.tokens_of(image)
@@ -74,8 +74,10 @@ class Recording:
         if count % self._frames_per_token or count < least * self._frames_per_token:
             raise _refused(f"it has {count} frames; expected those of {least} or more whole tokens, "
                            f"{self._frames_per_token} each")  # fmt: skip
-        check_size((self.image, *self._begun, *self._more, audio), "appends")
+        if self._num_bytes + audio.num_bytes > MAX_IMAGES_BYTES:
+            raise _refused(f"with it, the recording takes more than {MAX_IMAGES_BYTES} bytes for the model")
         self._num_frames += count
+        self._num_bytes += audio.num_bytes
         self._more.append(audio)
         self.is_over = is_last
 
@@ -97,11 +99,11 @@ class Recording:
         return audio
 
     def rewind(self) -> None:
-        """Notes that the sequence has lost its slot: it starts with all that has come."""
+        """Has the sequence, which has lost its slot, start with all that has come."""
         digest = self.image.digest
         self.image = _joined((self.image, *self._begun, *self._more))
         self.image.__dict__["digest"] = digest
-        self.key, self._begun, self._more = 0, [], []
+        self._begun, self._more = [], []
         self.num_heard = self.tokens_of(self.image)
 
 

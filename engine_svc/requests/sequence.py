@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections import abc
 
@@ -58,6 +59,12 @@ class LiveRequest:
         self.preemptions = 0
         self.mask_seconds = 0.0  # engine thread time spent on its grammar
         self.prompt_logprobs: list[PositionLogprobs] = []
+
+    def rewind(self) -> None:
+        """Has a recording that goes on begin with all that has come of it, as its sequence has been preempted."""
+        if self.recording is not None:
+            self.recording.rewind()
+            self.request = dataclasses.replace(self.request, images=(self.recording.image,))
 
     def find(self, choice_index: int) -> Sequence | None:
         """The sequence of this choice; None if it has ended."""

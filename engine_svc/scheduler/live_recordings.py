@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 from engine_svc.plan import GrownRecording
@@ -51,8 +50,7 @@ class LiveRecordings:
         for key in pieces:
             del self._under_way[key]
         del self._running[recording.key]
-        recording.rewind()
-        sequence.owner.request = dataclasses.replace(sequence.owner.request, images=(recording.image,))
+        recording.key = 0
 
     def take_changes(self) -> tuple[list[int], dict[int, GrownRecording]]:
         """What the next step drops, and begins to encode: see ImageChanges."""

@@ -423,6 +423,7 @@ class Scheduler:
         self.adapters.release(sequence)
         self._kv_cache.free(sequence.table)
         sequence.roll_back()
+        sequence.owner.rewind()
         sequence.state = SequenceState.PREEMPTED
         self.num_preempted += 1
         sequence.owner.preemptions += 1

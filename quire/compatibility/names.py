@@ -68,8 +68,8 @@ NOTES_ON_ROUTES: Mapping[str, str] = MappingProxyType(
         "([responses.md](responses.md#compacting-conversations)).",
         "POST /weight_checker": "The digests are those of the checkpoint's tensors, under its names; reset is refused "
         "([admin.md](admin.md#weights-from-a-trainer)).",
-        "GET /v1/realtime": "Audio is transcribed segment by segment, by any model that transcribes "
-        "([media.md](media.md#live-audio)); vLLM's model goes on writing while more of a segment arrives.",
+        "GET /v1/realtime": "Voxtral Realtime writes while it hears; other models that transcribe are given segment "
+        "after segment ([media.md](media.md#live-audio)).",
     }
 )
 

@@ -181,7 +181,8 @@ class GatewayOptions:
     )  # fmt: skip
     realtime_segment_seconds: float = option(
         10.0, "Seconds of audio after which /v1/realtime transcribes what has arrived, at a quiet place, if the client "
-        "does not ask for it earlier (input_audio_buffer.commit).", minimum=1.0, maximum=30.0,
+        "does not ask for it earlier (input_audio_buffer.commit). Models that write while they hear need no segments.",
+        minimum=1.0, maximum=30.0,
     )  # fmt: skip
     realtime_idle_seconds: float = option(
         60.0, "Seconds without any event after which /v1/realtime closes a connection.", minimum=0.1

@@ -98,6 +98,8 @@ class Request:
     stopped: dict[int, int] = field(default_factory=dict)
     cached_tokens: int = 0
     hands_over: bool = False
+    # With which its recording has gone on.
+    heard: list[engine_pb2.AudioAppend] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         progress = self.generation.progress
@@ -323,6 +325,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             for stop in frame.stops:
                 for request in [r for r in self.live if r.outbox is outbox and r.stream_id == stop.stream_id]:
                     self._stop(request, stop)
+            for append in frame.appends:
+                for request in [r for r in self.live if r.outbox is outbox and r.stream_id == append.stream_id]:
+                    request.heard.append(append)
             for stream_id in frame.abort_stream_ids:
                 for request in [r for r in self.live if r.outbox is outbox and r.stream_id == stream_id]:
                     self._abort(request)

@@ -32,6 +32,7 @@ class Renderer:
         cut_error: what follows the pieces.
         num_cut: pieces that have been taken.
         num_cutting: calls that go on.
+        live: what was to be prepared of recordings that were still coming; each sample is what a token hears.
     """
 
     asked: list[tuple[tokenizer_pb2.RenderChatRequest, float | None]] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Renderer:
     cut_error: QuireError | None = None
     num_cut: int = 0
     num_cutting: int = 0
+    live: list[tokenizer_pb2.PrepareLiveAudioRequest] = field(default_factory=list)
 
     @property
     def last(self) -> tokenizer_pb2.RenderChatRequest:
@@ -65,6 +67,8 @@ class Renderer:
         call = Tokenizers.call
 
         async def record(tokenizers: Tokenizers, method: str, request: Any, seconds: float | None = None) -> Any:
+            if method == "PrepareLiveAudio":
+                return self._prepared(request)
             return self._rendered(request, seconds) if method == "RenderChat" else await call(
                 tokenizers, method, request, seconds
             )  # fmt: skip
@@ -96,7 +100,16 @@ class Renderer:
         files = [file for _, _, file in self.pieces]
         number = files.index(request.audios[0]) if request.audios[0] in files else 0
         sequence = tokenizer_pb2.TokenSequence(token_ids=[FIRST_TOKEN + number])
-        return tokenizer_pb2.RenderChatResponse(text="A", sequence=sequence, audio_seconds=SECONDS)
+        return tokenizer_pb2.RenderChatResponse(
+            text="A", sequence=sequence, audio_seconds=SECONDS, images=[common_pb2.Image(num_tokens=1)]
+        )
+
+    def _prepared(self, request: tokenizer_pb2.PrepareLiveAudioRequest) -> tokenizer_pb2.PrepareLiveAudioResponse:
+        self.live.append(request)
+        count = len(request.samples) // 2
+        inputs = [common_pb2.ImageInput(name="input_features", data=request.samples)] if count or request.ends else []
+        audio = common_pb2.Image(num_tokens=count, inputs=inputs)
+        return tokenizer_pb2.PrepareLiveAudioResponse(audio=audio, num_used=count)
 
 
 def says(monkeypatch: pytest.MonkeyPatch, said: Callable[[Request], Sequence[int]]) -> None:

@@ -27,6 +27,11 @@ def generation(
     return common_pb2.Generation(prompt_token_ids=prompt, sampling=sampling, request_id=request_id, **fields)
 
 
+def recording(audio: bytes, *, goes_on: bool = False) -> common_pb2.Image:
+    inputs = [common_pb2.ImageInput(name="input_features", data=audio)]
+    return common_pb2.Image(offset=1, num_tokens=2, inputs=inputs, goes_on=goes_on)
+
+
 @dataclass
 class Output:
     """What came for one request."""
@@ -83,6 +88,11 @@ class GatewaySession:
         """A stop string ends with the choice's token number `count`."""
         stop = engine_pb2.SequenceStop(stream_id=stream_id, choice_index=choice, num_output_tokens=count)
         await self.call.write(router_pb2.RouterServiceSessionRequest(stops=[stop]))
+
+    async def hear(self, stream_id: int, audio: bytes, *, is_last: bool = False) -> None:
+        """Audio with which a recording goes on; any bytes."""
+        append = engine_pb2.AudioAppend(stream_id=stream_id, audio=recording(audio), is_last=is_last)
+        await self.call.write(router_pb2.RouterServiceSessionRequest(appends=[append]))
 
     async def read(self) -> None:
         async for frame in self.call:

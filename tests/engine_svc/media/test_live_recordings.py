@@ -174,6 +174,18 @@ def test_it_may_write_less(folder: Path, whole: GenerationRequest, expected: lis
         assert (len(listener.token_ids[1]), listener.ended[1]) == (3, (FinishReason.LENGTH, None))
 
 
+def test_recordings_have_a_limit(folder: Path, whole: GenerationRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = begun(whole)
+    monkeypatch.setattr("engine_svc.requests.recording.MAX_IMAGES_BYTES", request.images[0].num_bytes + 700)
+    with running_engine(folder) as engine:
+        listener = Listener(engine)
+        engine.add(1, request)
+        for piece in rest(whole, (1, 1))[:2]:
+            engine.hear(1, piece, is_last=False)
+        listener.settle()
+    assert "the recording takes more than" in str(listener.ended[1][1])
+
+
 @pytest.mark.parametrize(
     ("sizes", "is_last", "message"),
     [
