@@ -57,8 +57,10 @@ class ImageRows:
         self._growing |= {key: grown.key for key, grown in changes.grown.items()}
         self._store.begin(changes)
         found = self._store.take_encoded()
-        for key in [key for key, error in found.items() if key in self._growing and not error]:
-            self._grow(self._growing.pop(key), self._store.take(key))
+        for key, error in found.items():
+            recording = self._growing.pop(key, None)
+            if recording is not None and not error:
+                self._grow(recording, self._store.take(key))
         return found
 
     def _grow(self, recording: int, encoded: EncodedImage) -> None:
