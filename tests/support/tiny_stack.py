@@ -20,7 +20,8 @@ def serving_tiny(folder: Path, *arguments: str) -> Iterator[openai.OpenAI]:
     )  # fmt: skip
     try:
         running.wait_healthy()
-        yield openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0, timeout=60)
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0, timeout=60) as client:
+            yield client
     finally:
         code = stop_stack(running)
     assert code == 0, running.log.read_text()
