@@ -228,11 +228,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def SplitAudio(self, request: tokenizer_pb2.SplitAudioRequest, context: grpc.aio.ServicerContext) -> None:
         async with self._media.split(request.file) as pieces:
             for piece in pieces:
-                await context.write(
-                    tokenizer_pb2.SplitAudioResponse(
-                        start_seconds=piece.start_seconds, seconds=piece.seconds, file=piece.file
-                    )
-                )
+                await context.write(tokenizer_pb2.SplitAudioResponse(**vars(piece)))
 
     async def PrepareLiveAudio(
         self, request: tokenizer_pb2.PrepareLiveAudioRequest, context: grpc.aio.ServicerContext
