@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from quire.media import MediaKind
 from tokenizer_svc.av_container import prepare as prepare_av
 from tokenizer_svc.child import Answer, Message, run
@@ -19,6 +16,8 @@ from tokenizer_svc.live_audio import LIVE
 from tokenizer_svc.media_rejection import MediaRejection
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from tokenizer_svc.audio_processor import AudioProcessor
     from tokenizer_svc.image_processor import ImageProcessor
     from tokenizer_svc.mistral_media import MistralImages
@@ -99,6 +98,8 @@ class _Processors:
 
     def prepare_part(self, request: Message) -> Message:
         """A part of a recording that is still coming: see MistralLiveAudio.prepare_part."""
+        import numpy as np  # once it knows how many threads it may have
+
         from tokenizer_svc.mistral_media import MistralLiveAudio
 
         assert isinstance(self._audio, MistralLiveAudio)
