@@ -10,7 +10,6 @@ from quire.pcm import LIVE_RATE, SAMPLE_BYTES
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
 
-LIVE = "live"  # field of the process's messages that are about such recordings
 _PARAMETER = "samples"
 _MOST_SECONDS = 60  # of audio
 _TIMEOUT_SECONDS = 10.0
@@ -61,7 +60,7 @@ class LiveAudioPreparer:
                 parameter=_PARAMETER,
             )
         try:
-            answer = await self._pool.ask(Message({LIVE: {"begins": begins, "ends": ends}}, samples))
+            answer = await self._pool.ask(Message({"live": {"begins": begins, "ends": ends}}, samples))
         except (ChildTooSlow, ChildEnded):
             raise Unavailable("Audio that is still coming cannot be prepared now; try again in a moment.") from None
         fields = answer.fields

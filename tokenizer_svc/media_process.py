@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from quire.media import MediaKind
 from tokenizer_svc.av_container import prepare as prepare_av
 from tokenizer_svc.child import Answer, Message, run
-from tokenizer_svc.live_audio import LIVE
 from tokenizer_svc.media_rejection import MediaRejection
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ class _Processors:
 
         assert isinstance(self._audio, MistralLiveAudio)
         samples = np.frombuffer(request.payload, "<i2")
-        inputs, num_tokens, num_used = self._audio.prepare_part(samples, **request.fields[LIVE])
+        inputs, num_tokens, num_used = self._audio.prepare_part(samples, **request.fields["live"])
         return _message({"num_tokens": num_tokens, "num_used": num_used}, inputs)
 
     def prepare(self, request: Message) -> Processed:
@@ -173,7 +172,7 @@ def make(setup: Message) -> Answer:
         if not request.fields:
             return processors.facts(setup.fields.get("settings", {}))
         try:
-            if LIVE in request.fields:
+            if "live" in request.fields:
                 return processors.prepare_part(request)
             if "most_seconds" in request.fields:
                 return processors.split(request)
