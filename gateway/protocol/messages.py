@@ -104,7 +104,6 @@ class TextBlock(msgspec.Struct, tag="text"):
     """Text of the answer."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, tag="thinking"):
