@@ -19,6 +19,7 @@ from gateway.endpoints.body import read_json
 from gateway.endpoints.pooled import PoolingCall, now, usage_of
 from gateway.endpoints.pooled_inputs import rendered
 from gateway.media.settings import check_no_media_settings
+from gateway.protocol.pooling import CohereBilledUnits, CohereMeta
 from gateway.protocol.scoring import (
     Compared,
     RerankDocument,
@@ -151,8 +152,10 @@ async def reranked(request: Request, body: RerankRequest) -> Response:
         own = RerankDocument(text=side) if isinstance(side, str) else RerankDocument(multi_modal=[*side])
         result.document = own
     usage = RerankUsage(found.num_tokens, found.num_tokens)
+    meta = CohereMeta(CohereBilledUnits(found.num_tokens))
+    identity = f"rerank-{call.request_id}"
     return await large.answer(
-        request, len(results), lambda: RerankResponse(f"rerank-{call.request_id}", call.model_name, usage, results)
+        request, len(results), lambda: RerankResponse(identity, call.model_name, usage, results, meta)
     )
 
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.protocol.common import Usage
 from gateway.protocol.fields import Flag, RequestFields, Whole
-from gateway.protocol.pooling import PoolingFields
+from gateway.protocol.pooling import CohereMeta, PoolingFields
 
 
 class ScoreInput(msgspec.Struct):
@@ -99,6 +99,7 @@ class RerankResponse(msgspec.Struct):
     model: str
     usage: RerankUsage
     results: list[RerankResult]
+    meta: CohereMeta  # the same usage, for Cohere's clients
 
 
 class GenerativeScoringRequest(RequestFields, kw_only=True):

@@ -22,6 +22,7 @@ from quire.options.tools import ToolOptions
 _NAME = re.compile(TOOL_NAME_PATTERN)
 _SHOWN = 64  # maximum characters of a name, and number of tools, in messages
 _MODES = {choice.value: choice for choice in (ToolChoice.NONE, ToolChoice.AUTO, ToolChoice.REQUIRED)}
+_MODES["any"] = ToolChoice.REQUIRED  # in Mistral's clients
 _NAMED_FORM = '{"type": "function", "function": {"name": "…"}}'
 _ALLOWED_FORM = f'{{"type": "allowed_tools", "allowed_tools": {{"mode": "auto", "tools": [{_NAMED_FORM}]}}}}'
 

@@ -254,7 +254,9 @@ async def test_ranking(stack: Stack, path: str) -> None:
     assert [each["index"] for each in answer["results"]] == order
     assert [each["relevance_score"] for each in answer["results"]] == pytest.approx(sorted(scores, reverse=True))
     assert [each["document"]["text"] for each in answer["results"]] == [["one", "two", "three"][i] for i in order]
-    assert answer["usage"]["total_tokens"] == scored["usage"]["total_tokens"]
+    tokens = scored["usage"]["total_tokens"]
+    assert answer["usage"]["total_tokens"] == tokens
+    assert answer["meta"] == {"billed_units": {"input_tokens": tokens}, "api_version": {"version": "2"}}
     best = await stack.post(path, body | {"top_n": 1, "return_documents": False})
     assert best["results"] == [{"index": order[0], "relevance_score": pytest.approx(max(scores))}]
     await stack.refused(path, body | {"top_n": -1}, "top_n")

@@ -55,6 +55,11 @@ def test_tools_without_a_choice_leave_it_to_the_model(choice: dict[str, Any]) ->
     assert use.parsers == (Hermes,)
 
 
+@pytest.mark.parametrize("choice", ["required", "any"])
+def test_a_call_may_be_required(choice: str) -> None:
+    assert use_of(tools=TOOLS, tool_choice=choice).choice is ToolChoice.REQUIRED
+
+
 def test_templates_get_tools_as_they_come() -> None:
     extra = [TOOLS[0] | {"x": {"b": 1, "a": 2}}]
     assert msgspec.json.decode(use_of(tools=extra).offered) == extra
