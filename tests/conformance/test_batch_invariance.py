@@ -20,6 +20,7 @@ from engine_svc.ops.base import Affine, HeadNorms, Ops, Routing
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.triton import InvariantTritonOps
 from tests.conformance.test_attention import NUM_BLOCKS, Sequence, make_backend, make_sequences, metadata_of
+from tests.support.for_each import for_each
 from tests.support.native import every_level
 
 SIZE = 64
@@ -154,7 +155,7 @@ def test_rows_on_a_gpu(operation: str, dtype: torch.dtype) -> None:
 
 @every_level
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("operation", ON_A_CPU)
+@for_each("operation", ON_A_CPU)
 def test_rows_on_a_cpu(level: str, operation: str, dtype: torch.dtype) -> None:
     check_rows(NativeOps(kernels(level)), operation, dtype, 150)
 

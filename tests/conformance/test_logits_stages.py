@@ -29,6 +29,7 @@ from engine_svc.sampling.thinking import make_automaton
 from quire.reasoning import ReasoningMarks
 from quire.sampling import LogitsProcessorCall
 from tests.support import logits_processors
+from tests.support.for_each import for_each
 from tests.support.plans import join_masks, masks, sampling_plan
 
 VOCABULARY = 30
@@ -193,7 +194,7 @@ def logits_of(rows: int, seed: int) -> torch.Tensor:
 
 
 @every
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_as_defined_over_random_plans(kind: type[LogitsStage], seed: int) -> None:
     """Holds while slots are reused, rows come in any order and number, and sampled tokens are counted."""
     slots = Slots(kind, seed)
@@ -221,7 +222,7 @@ def test_as_defined_over_random_plans(kind: type[LogitsStage], seed: int) -> Non
 
 
 @every
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_a_step_can_be_taken_back(kind: type[LogitsStage], seed: int) -> None:
     """Apply, undo and apply again gives bitwise the same as applying once; rows alone equal rows in their batch."""
     slots = Slots(kind, seed)
@@ -245,7 +246,7 @@ def test_a_step_can_be_taken_back(kind: type[LogitsStage], seed: int) -> None:
 
 
 @every
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_several_positions_of_a_sequence_at_once(kind: type[LogitsStage], seed: int) -> None:
     """Positions at once equal one after the other, unless the stage is sequential; those that record tokens must be."""
     slots = Slots(kind, seed)

@@ -22,6 +22,7 @@ from tests.conformance.test_attention import (
     make_backend,
     metadata_of,
 )
+from tests.support.for_each import for_each
 from tests.support.native import EMULATED, every_level
 
 # For contexts of several partitions, which are slow enough on an emulated processor.
@@ -31,7 +32,7 @@ every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, to
 
 @every_level
 @every_type
-@pytest.mark.parametrize("window", [None, 1, 12, 64])
+@for_each("window", [None, 1, 12, 64])
 def test_batches(level: str, dtype: torch.dtype, window: int | None) -> None:
     for batch in BATCHES.values():
         check_backend(make_backend("native", level, dtype=dtype), batch, window)
@@ -39,9 +40,7 @@ def test_batches(level: str, dtype: torch.dtype, window: int | None) -> None:
 
 @every_level
 @every_type
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"), [(1, 1, 16), (4, 4, 96), (32, 1, 64), (6, 3, 80), (7, 1, 256), (40, 2, 112)]
-)
+@for_each(("heads", "kv_heads", "dim"), [(1, 1, 16), (4, 4, 96), (32, 1, 64), (6, 3, 80), (7, 1, 256), (40, 2, 112)])
 def test_shapes(level: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
     backend = make_backend("native", level, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype)
     check_backend(backend, BATCHES["mixed"], None)
@@ -49,8 +48,8 @@ def test_shapes(level: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: 
 
 @every_level
 @every_type
-@pytest.mark.parametrize("special", ["softcap", "sinks", "slopes", "softcap and slopes", "bidirectional slopes"])
-@pytest.mark.parametrize("window", [None, 12])
+@for_each("special", ["softcap", "sinks", "slopes", "softcap and slopes", "bidirectional slopes"])
+@for_each("window", [None, 12])
 def test_softcap_sinks_and_slopes(level: str, dtype: torch.dtype, special: str, window: int | None) -> None:
     lengths = [WHOLE] if "bidirectional" in special else [BATCHES["mixed"], [(1100, 3), (70, 1)]]
     for batch in lengths:
@@ -59,7 +58,7 @@ def test_softcap_sinks_and_slopes(level: str, dtype: torch.dtype, special: str, 
 
 @every_level
 @every_type
-@pytest.mark.parametrize("window", [None, 1, 12, 64])
+@for_each("window", [None, 1, 12, 64])
 def test_bidirectional_attention(level: str, dtype: torch.dtype, window: int | None) -> None:
     check_backend(make_backend("native", level, dtype=dtype), WHOLE, window, "bidirectional")
 
@@ -129,8 +128,8 @@ def test_numbers_are_rounded_to_8_bits_as_torch_does(level: str, dtype: torch.dt
 
 @every_level
 @every_type
-@pytest.mark.parametrize("window", [None, 12])
-@pytest.mark.parametrize("dirt", [torch.inf, -torch.inf])
+@for_each("window", [None, 12])
+@for_each("dirt", [torch.inf, -torch.inf])
 def test_what_others_left_reaches_no_sum(level: str, dtype: torch.dtype, window: int | None, dirt: float) -> None:
     """Stale values of infinity do not reach any sum. All other tests use NaN for them."""
     check_backend(make_backend("native", level, dtype=dtype), BATCHES["mixed"], window, dirt=dirt)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine_svc.ops.base import Activation, Affine, ExpertsForm, HeadNorms, Ops, PlainActivation, Routing
+from tests.support.for_each import for_each
 from tests.support.low_rank import ExpertAdapterCase, LowRankCase, row_tiles
 from tests.support.native import EMULATED, needs_native
 from tests.support.ops import CLAMPED, CLIPPED, FORMS, activated, experts_by_definition, forms_of_experts, make_ops
@@ -34,7 +35,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> No
 
 
 @every
-@pytest.mark.parametrize("rows", [1, 7, 200] if EMULATED else [1, 2, 3, 5, 6, 7, 13, 36, 37, 200, 385])
+@for_each("rows", [1, 7, 200] if EMULATED else [1, 2, 3, 5, 6, 7, 13, 36, 37, 200, 385])
 @pytest.mark.parametrize(("outputs", "size"), [(64, 64), (1, 2), *([] if EMULATED else [(200, 320), (130, 1026)])])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_matrix(name: str, rows: int, outputs: int, size: int, with_bias: bool) -> None:

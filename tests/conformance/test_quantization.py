@@ -33,6 +33,7 @@ from engine_svc.quantization.base import (
 )  # fmt: skip
 from engine_svc.quantization.registry import create_method
 from engine_svc.quantization.unquantized import PlainLayer
+from tests.support.for_each import for_each
 from tests.support.native import needs_native
 from tests.support.ops import experts_by_definition, make_ops
 from tests.support.quantized import (
@@ -298,8 +299,8 @@ def normal(*shape: int, dtype: torch.dtype, seed: int = 9) -> torch.Tensor:
 
 
 @every
-@pytest.mark.parametrize("rows", [1, 7, 40])
-@pytest.mark.parametrize("with_bias", [False, True])
+@for_each("rows", [1, 7, 40])
+@for_each("with_bias", [False, True])
 def test_products_are_those_of_what_the_weights_mean(case: Case, rows: int, with_bias: bool) -> None:
     context, matrix = case.context(), case.matrix(OUTPUT, INPUT, 1)
     hidden = normal(rows, INPUT, dtype=context.dtype)

@@ -13,6 +13,7 @@ from engine_svc.native.library import kernels
 from engine_svc.recurrence.base import GatedNorm, Recurrence
 from engine_svc.recurrence.native import NativeRecurrence
 from engine_svc.recurrence.plain import PlainRecurrence
+from tests.support.for_each import for_each
 from tests.support.native import every_level
 from tests.support.recurrence import OPERATIONS, Operation, Part, delta_rule, heads_scan, normal
 
@@ -111,7 +112,7 @@ def test_plain_goes_back(operation: Operation, stored: torch.dtype) -> None:
 
 
 @every_level
-@every_operation
+@for_each("operation", OPERATIONS)
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
 def test_native_goes_back_bit_for_bit(operation: Operation, level: str, stored: torch.dtype) -> None:
     for whole, found in zip(*verified(NativeRecurrence(kernels(level)), operation, stored), strict=True):
@@ -136,7 +137,7 @@ def test_plain(operation: Operation, dtype: torch.dtype) -> None:
 
 
 @every_level
-@every_operation
+@for_each("operation", OPERATIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_native(operation: Operation, dtype: torch.dtype, level: str) -> None:
     check_formula(NativeRecurrence(kernels(level)), operation, dtype)
@@ -242,7 +243,7 @@ def triton_recurrence(is_invariant: bool = False) -> Recurrence:
 
 
 @every_level
-@every_operation
+@for_each("operation", OPERATIONS)
 @pytest.mark.parametrize(
     ("dtype", "stored"),
     [

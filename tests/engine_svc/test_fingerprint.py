@@ -17,6 +17,7 @@ from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor
+from tests.support.for_each import for_each
 from tests.support.tiny_models import make_model
 
 SPEC = FakeExecutor().spec
@@ -100,7 +101,7 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+@for_each("field", FIELDS)
 def test_options_that_affect_output_change_the_fingerprint_and_others_do_not(folder: Path, field: OptionField) -> None:
     value = another(field)
     assert value != field.default

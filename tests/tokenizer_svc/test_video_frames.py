@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers.video_utils import VideoMetadata
 
+from tests.support.for_each import for_each
 from tests.support.vision_models.video_reference import video_processor_class
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.video import VideoFacts
@@ -67,7 +68,7 @@ def test_too_many_frames() -> None:
     assert caught.value.parameter == "media_io_kwargs"
 
 
-@pytest.mark.parametrize("num_frames", [*range(1, 60), 451, 600, 899, 7200, 100_000])
+@for_each("num_frames", [*range(1, 60), 451, 600, 899, 7200, 100_000])
 @pytest.mark.parametrize(("fps", "rate"), [(10.0, 2), (30.0, 2), (29.97, 1), (1.0, 2), (12.5, 0.5), (24.0, 24)])
 def test_frames_a_second(num_frames: int, fps: float, rate: float) -> None:
     """As Transformers' processors choose them, which take no video of a single frame."""
@@ -88,7 +89,7 @@ def test_frames_a_second(num_frames: int, fps: float, rate: float) -> None:
     assert len(second) - len(found) in (0, 1)
 
 
-@pytest.mark.parametrize("num_frames", [*range(1, 60), 451, 600, 899, 901, 7200, 9001, 72_000, 100_000])
+@for_each("num_frames", [*range(1, 60), 451, 600, 899, 901, 7200, 9001, 72_000, 100_000])
 @pytest.mark.parametrize(("fps", "rate"), [(10.0, 2), (30.0, 2), (29.97, 1), (1.0, 2), (12.5, 0.5), (24.0, 2.5)])
 def test_frames_of_glm(num_frames: int, fps: float, rate: float) -> None:
     """As Transformers' processors choose them: GLM-4.1V's, and GLM-4.6V's, whose rate depends on the duration alone."""
@@ -128,8 +129,8 @@ def test_sizes_of_frames(width: int, height: int, limits: tuple[float, float]) -
     assert fitting_size(width, height, 28, limits) == (expected[1] or 28, expected[0] or 28)  # theirs may be nothing
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("num_frames", [2, 3, 5, 6, 31])
+@for_each(("width", "height"), SIZES)
+@for_each("num_frames", [2, 3, 5, 6, 31])
 @pytest.mark.parametrize("limits", [(784, 12000), (128 * 32 * 32, 768 * 32 * 32), (4096, 25165824)])
 def test_volumes_of_frames(width: int, height: int, num_frames: int, limits: tuple[int, int]) -> None:
     resize = theirs("Qwen3VLVideoProcessor").smart_resize

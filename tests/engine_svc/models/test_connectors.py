@@ -43,14 +43,14 @@ def test_what_the_device_forgets_comes_back_while_others_run(model_folder: Model
     """The cache holds a third of the tokens; blocks of preempted sequences are loaded from elsewhere as well."""
     folder = model_folder("llama")
     with running_engine(folder) as plain:
-        expected = tokens(run(plain, PROMPTS))
+        expected = tokens(run(plain, PROMPTS, BRIEF))
     remote = Remote(load=lambda key: Fare(2), save=lambda key: Fare(3))
     with running_engine(
         folder, num_blocks=24, max_model_len=160, block_size=8, executor=RemoteExecutor(remote),
         connector=RemoteConnector(remote),
     ) as engine:  # fmt: skip
         for _ in range(2):
-            assert tokens(run(engine, PROMPTS)) == expected
+            assert tokens(run(engine, PROMPTS, BRIEF)) == expected
         assert engine.load().counters.preemptions > 0
     assert remote.num_brought > 0
 
@@ -157,14 +157,14 @@ def test_states_come_back_from_the_host_tier(model_folder: ModelFolder, family: 
     """The device has places for two states, and blocks for a sequence or two."""
     folder = model_folder(family)
     with running_engine(folder) as plain:
-        expected = tokens(run(plain, PROMPTS))
+        expected = tokens(run(plain, PROMPTS, BRIEF))
     groups = len(spec_of(folder).windows)
     with running_engine(
         folder, num_blocks=24 * groups, num_host_blocks=200 * groups, num_snapshots=2, num_host_snapshots=40,
         max_model_len=160, max_num_batched_tokens=32, **SAVING,
     ) as engine:  # fmt: skip
         for _ in range(3):
-            assert tokens(run(engine, PROMPTS)) == expected
+            assert tokens(run(engine, PROMPTS, BRIEF)) == expected
         assert engine.load().counters.external_cache_hits > 100
 
 

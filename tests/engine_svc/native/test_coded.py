@@ -20,6 +20,7 @@ from engine_svc.ops.native import NativeOps
 from engine_svc.ops.packing import PackedWeight, experts_product, matrix_product, pack
 from engine_svc.ops.packing_coded import pack_coded, packable
 from engine_svc.ops.weights import CodedWeight, Grid
+from tests.support.for_each import for_each
 from tests.support.native import EMULATED, every_level, needs_native
 from tests.support.ops import experts_by_definition
 
@@ -116,7 +117,7 @@ def product_of(found: Kernels, weight: CodedWeight, dtype: torch.dtype, bias: to
 @every_level
 @every_type
 @every_grid
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@for_each("shape", SHAPES)
 def test_it_is_the_product_with_what_the_codes_stand_for(
     level: str, dtype: torch.dtype, grid: Grid, shape: tuple[int, int]
 ) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from engine_svc.native.library import kernels
 from engine_svc.ops.native import NativeOps
+from tests.support.for_each import for_each
 from tests.support.low_rank import ROWS, TOLERANCE, LowRankCase
 from tests.support.native import every_level
 
@@ -14,7 +15,7 @@ from tests.support.native import every_level
 @every_level
 @pytest.mark.parametrize("weight_dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("size", "outputs"), [(64, (64, 32)), (1001, (130, 7)), (5, (1, 600))])
+@for_each(("size", "outputs"), [(64, (64, 32)), (1001, (130, 7)), (5, (1, 600))])
 def test_low_rank(
     level: str, dtype: torch.dtype, weight_dtype: torch.dtype, size: int, outputs: tuple[int, int]
 ) -> None:

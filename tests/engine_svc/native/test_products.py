@@ -15,6 +15,7 @@ from engine_svc.ops.grids import E2M1
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.plain import PlainOps, quantize_rows
 from engine_svc.ops.weights import CodedWeight, Int8Weight
+from tests.support.for_each import for_each
 from tests.support.native import AVAILABLE, EMULATED, every_level
 from tests.support.ops import FORMS, experts_by_definition, forms_of_experts
 
@@ -46,7 +47,7 @@ def check_batch_invariance(product: Callable[[slice], torch.Tensor]) -> None:
 
 @every_level
 @every_type
-@pytest.mark.parametrize(("outputs", "size"), SHAPES)
+@for_each(("outputs", "size"), SHAPES)
 def test_matrix(level: str, dtype: torch.dtype, outputs: int, size: int) -> None:
     weight, bias = normal(outputs, size, dtype=dtype) / size**0.5, normal(outputs, dtype=dtype, seed=2)
     hidden = rows_of_a_wider_tensor(size, dtype)
@@ -65,7 +66,7 @@ def int8_matrix(level: str, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 @every_level
 @every_type
-@pytest.mark.parametrize(("outputs", "size"), SHAPES)
+@for_each(("outputs", "size"), SHAPES)
 def test_int8_matrix(level: str, dtype: torch.dtype, outputs: int, size: int) -> None:
     weight, bias = normal(outputs, size, dtype=dtype), normal(outputs, dtype=dtype, seed=2)
     hidden = rows_of_a_wider_tensor(size, dtype)
@@ -131,7 +132,7 @@ def test_experts(level: str, dtype: torch.dtype, quantized: bool) -> None:
 
 @every_level
 @every_type
-@pytest.mark.parametrize("name", FORMS)
+@for_each("name", FORMS)
 def test_forms_of_experts(level: str, dtype: torch.dtype, name: str) -> None:
     experts, chosen, size, inner = 3, 2, 70, 41
     gate_up = normal(experts, 2 * inner, size, dtype=dtype) / size**0.5
@@ -194,7 +195,7 @@ def test_choose_experts(level: str, routing: Routing, with_bias: bool) -> None:
 @every_level
 @every_type
 @pytest.mark.parametrize("quantized", [False, True], ids=["as they are", "int8"])
-@pytest.mark.parametrize(("outputs", "size"), SHAPES)
+@for_each(("outputs", "size"), SHAPES)
 def test_rows_are_looked_up_where_the_product_has_them(
     level: str, dtype: torch.dtype, quantized: bool, outputs: int, size: int
 ) -> None:

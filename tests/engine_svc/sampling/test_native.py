@@ -16,6 +16,7 @@ from engine_svc.sampling.logprobs import Alternatives
 from engine_svc.sampling.native import NativeChooser
 from engine_svc.sampling.noise import exponentials, row_keys
 from quire.sampling import SamplingParameters
+from tests.support.for_each import for_each
 from tests.support.native import EMULATED, every_level
 
 ROWS = 12
@@ -119,7 +120,7 @@ def drawn_of(shape: int, size: int) -> tuple[torch.Tensor, list[list[int]]]:
 
 
 @every_level
-@pytest.mark.parametrize("shape", range(len(SHAPES)))
+@for_each("shape", range(len(SHAPES)))
 @pytest.mark.parametrize("size", [1, 30, 3000])
 def test_draws_as_defined(level: str, shape: int, size: int) -> None:
     (logits, drawn), positions = drawn_of(shape, size), list(range(ROWS))
@@ -203,7 +204,7 @@ def scored_of(shape: int, size: int, is_normalised: bool) -> tuple[Any, ...]:
 
 @every_level
 @pytest.mark.parametrize("is_normalised", [True, False])
-@pytest.mark.parametrize("shape", range(len(SHAPES)))
+@for_each("shape", range(len(SHAPES)))
 @pytest.mark.parametrize("size", [30, 3000])
 def test_scores_as_torch(level: str, shape: int, size: int, is_normalised: bool) -> None:
     logits, token_ids, wanted, counts, expected = scored_of(shape, size, is_normalised)

@@ -11,6 +11,7 @@ import pytest
 from engine_svc.speculative.acceptance import Acceptance, sequence_rate
 from engine_svc.speculative.controller import Controller, Offer
 from engine_svc.speculative.step_costs import StepCosts, magnitude
+from tests.support.for_each import for_each
 
 Price = Callable[[int, int], float]  # sequences, drafted rows → seconds
 
@@ -59,8 +60,8 @@ def throughput(price: Price, sequences: int, offer: Offer, rows: list[int]) -> f
 
 @pytest.mark.parametrize("price", [memory_bound, compute_bound, stepped])
 @pytest.mark.parametrize("sequences", [1, 2, 8, 32, 100])
-@pytest.mark.parametrize("rate", [0.02, 0.3, 0.6, 0.9, 0.99])
-@pytest.mark.parametrize("noise", [0.0, 0.3])
+@for_each("rate", [0.02, 0.3, 0.6, 0.9, 0.99])
+@for_each("noise", [0.0, 0.3])
 def test_it_pays_or_it_stops(price: Price, sequences: int, rate: float, noise: float) -> None:
     """No load is more than 2 % slower than without drafts; where much can be gained, at least half of it is."""
     offer = Offer(rate, rate, 8)

@@ -14,6 +14,7 @@ from gateway.protocol.messages import MessagesRequest
 from gateway.protocol.responses import ResponsesRequest
 from gateway.requests import anthropic, responses
 from quire.errors import InvalidRequest
+from tests.support.for_each import for_each
 from tests.support.gateway_stack import GatewayStack
 
 SAMPLING = {"stop_token_ids": [70], "min_tokens": 1, "guided_choice": ["AB"], "priority": 3}
@@ -29,7 +30,7 @@ def chat_of_response(body: ConversationFields) -> ChatCompletionRequest:
     return responses.chat_of(body, [], [{"role": "user", "content": "A"}], 100)
 
 
-@pytest.mark.parametrize("name", ConversationFields.__struct_fields__)
+@for_each("name", ConversationFields.__struct_fields__)
 @pytest.mark.parametrize(
     ("body", "chat_of"),
     [

@@ -15,6 +15,7 @@ from quire.structured.base import Backend, ConstraintRequest, Form
 from quire.structured.registry import make_backend
 from quire.structured.vocabulary import Vocabulary, make_vocabulary
 from quire.tokenizer.files import read_tokenizer_files
+from tests.support.for_each import for_each
 from tests.support.parser_classes import tool_parser
 from tests.support.tool_formats import Call, Turn, render
 
@@ -82,7 +83,7 @@ def test_what_fits_the_schema_can_be_written(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         {"text": "x"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from quire.cli import all_commands, cli
@@ -24,6 +23,7 @@ from quire.compatibility.page import (
     value_rows,
     variable_rows,
 )
+from tests.support.for_each import for_each
 
 ROOT = Path(__file__).parents[3]
 ROWS = [
@@ -46,7 +46,7 @@ def test_nothing_is_left_out() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
-@pytest.mark.parametrize("test", sorted({row.test for row in ROWS if row.test}))
+@for_each("test", sorted({row.test for row in ROWS if row.test}))
 def test_a_test_that_is_named_is_there(test: str) -> None:
     file, _, function = test.partition("::")
     assert (ROOT / file).is_file()
@@ -58,7 +58,7 @@ def test_a_test_uses_the_field_that_it_stands_for() -> None:
         assert re.search(rf"\b{field}\b", (ROOT / test).read_text(encoding="utf-8")), field
 
 
-@pytest.mark.parametrize("row", value_rows(), ids=lambda row: row.name)
+@for_each("row", value_rows())
 def test_a_value_is_what_it_is_called(row: Row) -> None:
     result = CliRunner().invoke(cli, ["serve", "model", *row.name.split(), "--show-config"])
     assert (result.exit_code == 2) == (row.status == "refused"), result.output
@@ -71,20 +71,20 @@ def test_a_capability_has_a_test_or_a_reason() -> None:
         assert row.test if row.status in ("works", "acts as") else row.reason, row.name
 
 
-@pytest.mark.parametrize("flag", TESTS_OF_FLAGS)
+@for_each("flag", TESTS_OF_FLAGS)
 def test_a_test_uses_the_flag_that_it_stands_for(flag: str) -> None:
     text = (ROOT / TESTS_OF_FLAGS[flag]).read_text(encoding="utf-8")
     assert f"--{flag}" in text or flag.replace("-", "_") in text
 
 
-@pytest.mark.parametrize("row", [row for row in flag_rows() if row.status == "refused"], ids=str)
+@for_each("row", [row for row in flag_rows() if row.status == "refused"])
 def test_what_is_called_refused_is_refused_with_that_text(row: Row) -> None:
     result = CliRunner().invoke(cli, ["serve", "model", row.name, "8"])
     assert result.exit_code == 2
     assert " ".join(row.reason.split()) in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("row", [row for row in flag_rows() if row.status == "no effect"], ids=str)
+@for_each("row", [row for row in flag_rows() if row.status == "no effect"])
 def test_what_is_called_without_effect_says_so(row: Row) -> None:
     result = CliRunner().invoke(cli, ["serve", "model", row.name, "8", "--show-config"])
     assert f"{row.name} has no effect" in result.stderr

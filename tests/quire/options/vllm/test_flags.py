@@ -18,6 +18,7 @@ from quire.options.parallel import ParallelOptions
 from quire.options.vllm.answer import Answer, Kind
 from quire.options.vllm.answers import ANSWERS, SHORT_NAMES
 from quire.options.vllm.flags import VllmFlag, vllm_flags
+from tests.support.for_each import for_each
 
 KEPT: dict[str, Any] = {}
 
@@ -79,7 +80,7 @@ def expect_answer(name: str, answer: Answer) -> None:
         assert f"warning: --{name}" in result.output, result.output
 
 
-@pytest.mark.parametrize("flag", vllm_flags().values(), ids=lambda flag: flag.name)
+@for_each("flag", vllm_flags().values())
 def test_each_parses_or_is_answered(flag: VllmFlag) -> None:
     field = fields().get(f"--{flag.name}")
     if flag.name == "help":
@@ -101,7 +102,7 @@ def test_all_that_are_current_are_offered() -> None:
     assert (len(vllm_flags()), len(current), len(offered)) == (361, 312, 312)
 
 
-@pytest.mark.parametrize("name", [*ANSWERS])
+@for_each("name", ANSWERS)
 def test_an_answer_is_in_whole_sentences(name: str) -> None:
     answer = ANSWERS[name]
     assert answer.said[0].isupper() and answer.said.endswith(".")
