@@ -109,13 +109,16 @@ class HostWeights:
     Order of calls: `take` for each part that is packed, then `start`, then passes through all layers in order.
     """
 
-    def __init__(self, layers: Sequence[torch.nn.Module], num_bytes: int, copies: Copies) -> None:
+    def __init__(
+        self, layers: Sequence[torch.nn.Module], num_bytes: int, copies: Copies, group: tuple[int, int] | None = None
+    ) -> None:
         """
         Args:
             layers: the rank's layers, in the order of a pass.
             num_bytes: the most bytes of weights to keep in host memory.
+            group: (number of layers in a group, how many at its end to keep there), instead of `num_bytes`.
         """
-        self._layers, self._num_bytes, self._copies = layers, num_bytes, copies
+        self._layers, self._num_bytes, self._copies, self._group = layers, num_bytes, copies, group
         self._parts = [[each for each in layer.modules() if isinstance(each, PackedLayer)] for layer in layers]
         self._layer_of = {part: number for number, parts in enumerate(self._parts) for part in parts}
         self._unpacked = [len(parts) for parts in self._parts]
@@ -128,8 +131,8 @@ class HostWeights:
     def take(self, packed: PackedLayer) -> None:
         """Registers a layer's part that has been packed; moves the layer to host memory if it is its turn.
 
-        Layers move once all of their parts are packed, as many as `num_bytes` allows, at even distances, so that
-        computing the layers between them hides the copies.
+        Layers move once all of their parts are packed: those of `group`, or as many as `num_bytes` allows, at even
+        distances, so that computing the layers between them hides the copies.
         """
         number = self._layer_of.get(packed)
         if number is None:
@@ -142,9 +145,15 @@ class HostWeights:
         self._num_packed += 1
         tensors = _distinct([tensor for part in self._parts[number] for tensor in part.weights()])
         size = sum(_padded(tensor.nbytes) for tensor in tensors)
-        if size and self._spent + size <= self._num_bytes * self._num_packed // len(self._layers):
+        if size and self._has_turn(number, size):
             self._spent += size
             self._hosted[number] = self._move(tensors, size)
+
+    def _has_turn(self, number: int, size: int) -> bool:
+        if self._group is not None:
+            group, count = self._group
+            return number % group >= group - count
+        return self._spent + size <= self._num_bytes * self._num_packed // len(self._layers)
 
     def _move(self, tensors: Sequence[torch.Tensor], size: int) -> _HostLayer:
         layer = _HostLayer(tensors, self._copies.host_memory(size))

@@ -183,6 +183,7 @@ def _draft_options(config: SpeculativeConfig, target: Target) -> EngineOptions:
         load=draft_load(options.load),
         cache=replace(
             options.cache, block_size=shape.block_tokens, calculate_kv_scales=False, cpu_offload_gb=0.0,
+            offload_group_size=0,
             kv_cache_dtype_skip_layers=(),
             kv_cache_dtype="auto" if shape.cache_dtype is None else options.cache.kv_cache_dtype,
         ),

@@ -406,6 +406,7 @@ def _load_from_transformers(
         f"--cpu-kernels {options.kernels.cpu_kernels}": options.kernels.cpu_kernels in CPU_LEVELS,
         "--batch-invariant": options.kernels.batch_invariant is True, "--enable-lora": options.lora.enable_lora,
         "--cpu-offload-gb": options.cache.cpu_offload_gb > 0 and device.type != "cpu",
+        "--offload-group-size": options.cache.offload_group_size > 0 and device.type != "cpu",
         "--enable-dbo": options.parallel.dual_batch.enable_dbo,
     }  # fmt: skip
     if wrong := [name for name, given in refused.items() if given]:

@@ -100,6 +100,7 @@ _TESTS = {
     "tests/engine_svc/requests/test_generation_config.py": "generation-config",
     "tests/engine_svc/sampling/test_watermark.py": "watermark-config",
     "tests/engine_svc/runner/test_graphs.py": "attention-backend",
+    "tests/engine_svc/runner/test_host_weights.py": "cpu-offload-gb offload-group-size offload-num-in-group",
     "tests/engine_svc/models/test_context_parallel.py": "decode-context-parallel-size",
     "tests/engine_svc/models/test_pipeline.py": "pipeline-parallel-size",
     "tests/engine_svc/runner/test_threads.py": "numa-bind-nodes numa-bind-cpus",

@@ -26,8 +26,14 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "modalities": Refused(_NO_OUTPUT, (["text"],)),
         "audio": Refused(_NO_OUTPUT),
         "mm_payload": Refused(_IN_MESSAGES),
-        "features": Refused(_IN_MESSAGES),
+        "features": Refused(
+            "it has the inputs of encoders as vLLM's processors make them; send images in messages of "
+            "/v1/chat/completions, also as embeddings (image_embeds, with --enable-mm-embeds)"
+        ),
         "content_parts": Refused(_IN_MESSAGES, ([],)),
-        "ec_transfer_params": Refused("Quire does not move the embeddings of images between servers"),
+        "ec_transfer_params": Refused(
+            "it says at which of vLLM's encoders embeddings are; Quire's workers find those of --ec-transfer-config "
+            "by themselves"
+        ),
     }
 )

@@ -108,6 +108,30 @@ class CacheOptions:
         "in each forward pass, each while the one before it computes. No effect on a CPU.", minimum=0, maximum=1 << 20,
     )  # fmt: skip
 
+    offload_group_size: int = option(
+        0, "Of each so many layers, the last --offload-num-in-group are kept in host memory, as with --cpu-offload-gb, "
+        "which counts bytes instead; 0 for none. No effect on a CPU.", minimum=0, maximum=1024,
+    )  # fmt: skip
+    offload_num_in_group: int = option(
+        1, "Number of layers of each group that are kept in host memory; see --offload-group-size.", minimum=1,
+        maximum=1024,
+    )  # fmt: skip
+
+    def offloaded_layers(self) -> tuple[int, int] | None:
+        """(layers of a group, how many at its end are offloaded); None if there are no groups.
+
+        Raises:
+            StartupError: the options contradict each other.
+        """
+        size, count = self.offload_group_size, self.offload_num_in_group
+        if not size:
+            return None
+        if self.cpu_offload_gb:
+            raise StartupError("--offload-group-size and --cpu-offload-gb both say what is offloaded: leave one out.")
+        if count > size:
+            raise StartupError(f"--offload-num-in-group {count} is more than --offload-group-size {size}: lower it.")
+        return size, count
+
     def events(self) -> KvEventsConfig:
         """The settings of --kv-events-config.
 

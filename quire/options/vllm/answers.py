@@ -26,6 +26,7 @@ _KERNELS = "Each operation has one kernel for each kind of device and weights."
 _RECURRENT_KERNELS = "Recurrent layers have one kernel for each kind of device."
 _ROUNDING = "States of recurrent layers are rounded to the nearest value; by default they are float32."
 _OFFLOAD = "Use --cpu-offload-gb: it keeps whole layers in host memory, and copies each while the one before computes."
+_WHOLE_LAYERS = "Use --cpu-offload-gb or --offload-group-size, which offload whole layers; leave it out."
 _ENCODER_CACHE = "Use ec_buffer_size of --ec-transfer-config, which sets how much an encoder worker keeps."
 _ENCODER_KERNELS = "Encoders use the same data type and kernels as the rest of the model."
 _ENCODER_SCALES = "Encoders do not compute in FP8; leave it out."
@@ -202,11 +203,9 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
     "enable-mamba-cache-stochastic-rounding": no_effect(_ROUNDING, switch=True),
     "mamba-cache-philox-rounds": no_effect(_ROUNDING),
     "offload-backend": no_effect(_OFFLOAD, taken=("auto", "prefetch")),
-    "offload-group-size": refused(_OFFLOAD, taken=("0",)),
-    "offload-num-in-group": refused(_OFFLOAD, taken=("1",)),
-    "offload-prefetch-step": refused(_OFFLOAD, taken=("1",)),
-    "offload-params": refused(_OFFLOAD),
-    "cpu-offload-params": refused(_OFFLOAD),
+    "offload-prefetch-step": refused("A layer is copied while the one before computes; leave it at 1.", taken=("1",)),
+    "offload-params": refused(_WHOLE_LAYERS),
+    "cpu-offload-params": refused(_WHOLE_LAYERS),
     "max-num-scheduled-tokens": acts_as("--max-num-batched-tokens"),
     "max-num-queued-tokens": acts_as("--max-queued-tokens"),
     "scheduler-reserve-full-isl": no_effect("A sequence that runs out of blocks is preempted.", switch=True),

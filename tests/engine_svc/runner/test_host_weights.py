@@ -53,11 +53,11 @@ class Layer(torch.nn.Module):
         return [*self.first.weight.tolist(), *self.second.weight.tolist()]
 
 
-def hosted(count: int, num_layers: int = LAYERS) -> tuple[list[Layer], list[list[float]], LateCopies]:
+def hosted(count: int, group: tuple[int, int] | None = None) -> tuple[list[Layer], list[list[float]], LateCopies]:
     """Returns layers, `count` of which fit into host memory, what each computes, and the copies that were made."""
-    layers, copies = [Layer() for _ in range(num_layers)], LateCopies()
+    layers, copies = [Layer() for _ in range(LAYERS)], LateCopies()
     expected = [layer() for layer in layers]
-    weights = HostWeights(layers, count * 512 + 100, copies)
+    weights = HostWeights(layers, count * 512 + 100, copies, group)
     for layer in layers:
         weights.take(layer.first)
         weights.take(layer.second)
@@ -103,11 +103,36 @@ def test_rooms_whose_memory_was_given_back_are_used_again() -> None:
         assert [layer() for layer in layers] == expected
 
 
+def places(layers: Sequence[Layer]) -> list[int]:
+    """The numbers of the layers that are in host memory."""
+    sharing = [layer.first.weight.untyped_storage().nbytes() > 256 for layer in layers]
+    return [number for number, is_hosted in enumerate(sharing) if is_hosted]
+
+
 @pytest.mark.parametrize(("count", "where"), [(3, [1, 3, 5]), (4, [1, 2, 4, 5]), (6, [0, 1, 2, 3, 4, 5])])
 def test_layers_that_stay_lie_at_even_distances(count: int, where: list[int]) -> None:
-    layers, _, _ = hosted(count)
-    sharing = [layer.first.weight.untyped_storage().nbytes() > 256 for layer in layers]
-    assert [number for number, is_hosted in enumerate(sharing) if is_hosted] == where
+    assert places(hosted(count)[0]) == where
+
+
+@pytest.mark.parametrize(
+    ("group", "where"), [((2, 1), [1, 3, 5]), ((3, 2), [1, 2, 4, 5]), ((4, 3), [1, 2, 3, 5]), ((1, 1), [*range(6)])]
+)
+def test_the_last_layers_of_each_group_are_copied(group: tuple[int, int], where: list[int]) -> None:
+    layers, expected, _ = hosted(0, group)
+    assert places(layers) == where
+    assert [layer() for layer in layers] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"offload_group_size": 2, "offload_num_in_group": 3}, "is more than --offload-group-size 2"),
+        ({"offload_group_size": 2, "cpu_offload_gb": 1.0}, "both say what is offloaded"),
+    ],
+)
+def test_groups_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        engine_options(**options).cache.offloaded_layers()
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -137,10 +162,12 @@ def generate(folder: Path, **options: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8"])
 def test_tokens_are_the_same(folder: Path, late_copies: list[LateCopies], quantization: str | None) -> None:
-    found = [generate(folder, quantization=quantization, cpu_offload_gb=host) for host in (0.0, MEBIBYTE / 2)]
-    assert found[0] == found[1]
-    assert len(late_copies) == 1
-    assert len({content for what, _, content in late_copies[0].log if what == "begin"}) >= 3
+    asked = ({}, {"cpu_offload_gb": MEBIBYTE / 2}, {"offload_group_size": 2})
+    found = [generate(folder, quantization=quantization, **options) for options in asked]
+    assert found[0] == found[1] == found[2]
+    assert len(late_copies) == 2
+    for copies in late_copies:
+        assert len({content for what, _, content in copies.log if what == "begin"}) >= 3
 
 
 def test_experts(mixture: Path, late_copies: list[LateCopies]) -> None:
