@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from quire.bounds import Bound
 from quire.v1 import router_pb2
 from router.placement.decisions import Decision
 from router.workers.base import Worker
@@ -22,9 +23,13 @@ _STATES: Mapping[State, router_pb2.WorkerState] = MappingProxyType(
         State.PAUSED: router_pb2.WORKER_STATE_PAUSED,
     }
 )
-# Field of PlacementWeights → option.
-_WEIGHTS: Mapping[str, str] = MappingProxyType(
-    {"host_tier": "host_tier_weight", "interference": "interference_weight", "temperature": "routing_temperature"}
+# Field of PlacementWeights → option, and its bounds.
+_WEIGHTS: Mapping[str, tuple[str, Bound]] = MappingProxyType(
+    {
+        "host_tier": ("host_tier_weight", Bound(0, 1)),
+        "interference": ("interference_weight", Bound(0)),
+        "temperature": ("routing_temperature", Bound(0)),
+    }
 )
 
 
@@ -48,8 +53,16 @@ def worker_message(worker: Worker) -> router_pb2.Worker:
 
 
 def explanation(decision: Decision, asked: router_pb2.PlacementWeights) -> router_pb2.ExplainPlacementResponse:
-    """A placement in full, together with what it would have been with other weights."""
-    changed = {_WEIGHTS[field.name]: value for field, value in asked.ListFields()}
+    """A placement in full, together with what it would have been with other weights.
+
+    Raises:
+        InvalidRequest: a weight is out of bounds.
+    """
+    changed = {}
+    for field, value in asked.ListFields():
+        option, bound = _WEIGHTS[field.name]
+        bound.check(f"weights.{field.name}", value)
+        changed[option] = value
     weights = dataclasses.replace(decision.weights, **changed)
     answer = router_pb2.ExplainPlacementResponse(
         request_id=decision.request.request_id,

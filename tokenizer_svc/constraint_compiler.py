@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 from quire.errors import InvalidRequest, QuireError, StartupError
@@ -81,7 +82,7 @@ class ConstraintCompiler:
             task = self._under_way.get(asked)
             if task is None:
                 task = self._under_way[asked] = asyncio.create_task(self._compile(asked))
-                task.add_done_callback(lambda _: self._under_way.pop(asked, None))
+                task.add_done_callback(functools.partial(self._ended, asked))
             return await asyncio.shield(task)  # continues for other callers and for the cache
         if isinstance(known, InvalidRequest):
             raise known
@@ -100,6 +101,11 @@ class ConstraintCompiler:
             asked.backend if asked.backend not in ("", "auto") else self._default_backend,
             asked.disable_fallback or defaults.disable_fallback,
         )
+
+    def _ended(self, asked: AskedConstraint, task: asyncio.Task[Constraint]) -> None:
+        self._under_way.pop(asked, None)
+        if not task.cancelled():
+            task.exception()  # retrieves it: all who asked may be gone
 
     async def _compile(self, asked: AskedConstraint) -> Constraint:
         try:

@@ -51,7 +51,7 @@ def _check_json(text: str) -> None:
             count = part.get(name)
             if isinstance(count, int | float) and count > MAX_COUNT:
                 raise InvalidRequest(
-                    f"{name} is {count:.7g}; at most {MAX_COUNT} is allowed: leave it out, or lower it."
+                    f"{name} is {str(count)[:50]}; at most {MAX_COUNT} is allowed: leave it out, or lower it."
                 )
         for pattern in _patterns(part):
             _check_regex(pattern)

@@ -76,6 +76,7 @@ class MistralConversations:
         default_effort: str = "",
         placeholders: Mapping[str, str] = {},
         interleaves: bool = False,
+        separator: str = "\n",
     ) -> Rendered:
         """See `ChatTemplates.render`. Texts stay where they are among images and audio.
 

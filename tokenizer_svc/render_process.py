@@ -23,13 +23,21 @@ def _make(setup: Message) -> Answer:
                 return Message({"texts": score_texts(templates, json.loads(request.payload), **request.fields)})
             messages = _messages(request.payload, fields["max_messages"])
             if request.fields.pop("as_they_are", False):
-                return _told("".join(each["content"] for each in with_text_content(messages, **request.fields)))
+                return _told(_joined(messages, **request.fields))
             rendered = templates.render(messages, request.fields.pop("tools"), **request.fields)
         except TemplateRejection as error:
             return Message({"error": str(error)[:2000], "parameter": error.parameter})
         return _told(rendered.text, rendered.token_ids)
 
     return answer
+
+
+def _joined(messages: list[dict[str, Any]], **of_media: Any) -> str:
+    """The contents one after another; see `with_text_content`."""
+    try:
+        return "".join(each["content"] for each in with_text_content(messages, **of_media))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TemplateRejection("Each of messages must have a text, or a list of parts with texts or media.") from error
 
 
 def _told(text: str, token_ids: Sequence[int] | None = None) -> Message:

@@ -30,6 +30,7 @@ class Templates(Protocol):
         default_effort: str = "",
         placeholders: Mapping[str, str] = {},
         interleaves: bool = False,
+        separator: str = "\n",
     ) -> Rendered:
         """See ChatTemplates.render."""
         ...

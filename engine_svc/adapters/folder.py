@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,7 +92,7 @@ def read_folder(
     Raises:
         InvalidRequest: the adapter cannot be served; names the file and tensor, and what was expected and found.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112  (unlike Path.is_dir, False for names that are too long)
         raise broken(f"{path} is not a folder; an adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}.")
     config = read_config(path)
     if not (path / WEIGHTS_FILE).exists() and (path / _PICKLED_FILE).exists():

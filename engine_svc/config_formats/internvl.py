@@ -35,7 +35,8 @@ def in_transformers_layout(config: dict[str, Any], folder: Path) -> dict[str, An
     Raises:
         StartupError: something is missing or not supported.
     """
-    if _CHAT_MODEL not in (config.get("architectures") or ()):
+    named = config.get("architectures")
+    if not isinstance(named, list) or _CHAT_MODEL not in named:
         return config
     with converting(f"{folder}: config.json"):
         text, vision = config["llm_config"], _VISION | config["vision_config"]

@@ -148,9 +148,10 @@ def _block_of(part: Content | Reasoning | ToolCall) -> AnswerBlock:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Returns a call's arguments; empty if max_tokens cut them off, so that they are not valid JSON."""
+    """Returns a call's arguments; empty if max_tokens cut them off, so that they are not valid JSON, or they nest too
+    deeply."""
     try:
         found = msgspec.json.decode(arguments or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

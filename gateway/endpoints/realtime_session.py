@@ -395,4 +395,6 @@ def _event_in(message: Message) -> ClientEvent:
         raise InvalidRequest(f"{found.message}. {_EVENTS}", parameter=found.parameter) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"A message is no JSON ({error}). {_EVENTS}") from None
+    except RecursionError:
+        raise InvalidRequest(f"A message is nested too deeply. {_EVENTS}") from None
     return event

@@ -32,8 +32,11 @@ class UnknownFields:
         now = time.monotonic()
         if now < self._next or len(body) > MAX_BYTES:
             return
-        unknown = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys() - set(kind.__struct_fields__)
-        if unknown:
+        try:
+            names = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
+        except UnicodeDecodeError:  # nobody has looked at what is ignored
+            return
+        if unknown := names - set(kind.__struct_fields__):
             self._next = now + PAUSE_SECONDS
             logger.warning("ignored in a %s, as Quire does not know them: %s", kind.__name__, _listed(unknown))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -57,7 +58,8 @@ class Results:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # it tries again to write what `add` could not
+            self._file.close()
         if not self._places:  # it would only be in the way once the input is corrected
             self.path.unlink(missing_ok=True)
 
@@ -80,26 +82,50 @@ class Results:
         return [index for index in range(len(self._requests)) if index not in self._places]
 
     def add(self, index: int, result: BatchResult) -> None:
-        """Appends the answer to a request."""
+        """Appends the answer to a request.
+
+        Raises:
+            StartupError: it cannot be written.
+        """
         number, answer = b"%d " % index, _encoder.encode(result) + b"\n"
-        self._file.write(number + answer)
-        self._file.flush()
+        try:
+            self._file.write(number + answer)
+            self._file.flush()
+        except OSError as error:
+            raise _unwritten(self.path, error) from error
         self._places[index] = self._end + len(number), len(answer)
         self._end += len(number) + len(answer)
 
     def write(self, to: Path) -> None:
         """Writes all answers, in the order of the requests. An existing file is replaced only once the new one is
-        complete."""
+        complete.
+
+        Raises:
+            StartupError: they cannot be written.
+        """
         part = to.with_name(f"{to.name}.new")
-        with part.open("wb") as output:
+        try:
+            self._write(part)
+            shutil.move(part, to)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise _unwritten(to, error) from error
+
+    def _write(self, to: Path) -> None:
+        with to.open("wb") as output:
             for index in range(len(self._requests)):
                 start, length = self._places[index]
                 self._file.seek(start)
                 output.write(self._file.read(length))
             output.flush()
             os.fsync(output.fileno())
-        shutil.move(part, to)
 
     def remove(self) -> None:
         """Deletes the file, once the output is in place."""
         self.path.unlink()
+
+
+def _unwritten(path: Path, error: OSError) -> StartupError:
+    return StartupError(
+        f"{path} cannot be written: {error.strerror}. Once that is mended, run the same command again to continue."
+    )

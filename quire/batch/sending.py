@@ -37,11 +37,18 @@ class BatchSender:
         self._tell = tell
 
     async def run(self, requests: BatchInput, results: Results) -> None:
-        """Returns once every request has an answer, even if that is a failure."""
+        """Returns once every request has an answer, even if that is a failure.
+
+        Raises:
+            StartupError: an answer cannot be stored.
+        """
         waiting = requests.read(results.missing)
-        async with asyncio.TaskGroup() as senders:
-            for _ in range(self._most):
-                senders.create_task(self._send_all(waiting, results))
+        try:
+            async with asyncio.TaskGroup() as senders:
+                for _ in range(self._most):
+                    senders.create_task(self._send_all(waiting, results))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # many may fail at the same time, all for the same reason
 
     async def _send_all(self, waiting: Iterator[tuple[int, BatchLine]], results: Results) -> None:
         for index, line in waiting:  # shared by all senders

@@ -38,7 +38,7 @@ def fetch(address: str, to: Path) -> None:
             with part.open("wb") as file:
                 for piece in answer.iter_bytes():
                     file.write(piece)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, OSError) as error:
         part.unlink(missing_ok=True)
         raise StartupError(f"--input-file {shown(address)} cannot be fetched: {_reason(error)}.") from error
     part.replace(to)
@@ -72,7 +72,7 @@ def shown(address: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
-def _reason(error: httpx.HTTPError) -> str:
+def _reason(error: httpx.HTTPError | OSError) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return f"HTTP status {error.response.status_code}"
     return str(error) or type(error).__name__

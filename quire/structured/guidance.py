@@ -6,6 +6,7 @@ The compiled form is llguidance's grammar text: an engine builds a parser from i
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -34,6 +35,9 @@ _DEAD_END = "NoExtension"
 # shortest rules that refer to one another yield about 45,000 of them in this size.
 _MOST_GRAMMAR_BYTES = 2**19
 _MOST_MESSAGE = 500
+# llguidance 1.9.1 recurses without end, until its process dies, over a `const` or `enum` with this value.
+_DEADLY = -(2.0**63)
+_NEGATIVE_NUMBER = re.compile(rb"-\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 # Bound on simultaneously open alternatives: more than a grammar of the size above has.
 _MOST_ALTERNATIVES = 20_000
 _SILENT = 0
@@ -55,11 +59,7 @@ class GuidanceBackend(Backend):
             grammar = self._grammar(request)
         except ValueError as error:
             raise _refusal(str(error)) from error
-        _check_size(grammar.encode())
-        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer, limits=_limits())
-        if is_error:
-            raise _refusal(messages[0])
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=_SILENT, limits=_limits())
+        matcher = self._matcher(grammar.encode())
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             raise _refusal(matcher.get_error())
@@ -74,15 +74,25 @@ class GuidanceBackend(Backend):
 
     def read(self, grammar: bytes) -> Grammar:
         """See Backend.read."""
+        matcher = self._matcher(grammar)
+        matcher.compute_bitmask()  # warms up vocabulary data that all sequences share
+        return GuidanceGrammar(matcher, self._eos_token_ids)
+
+    def _matcher(self, grammar: bytes) -> LLMatcher:
+        """A matcher at the beginning of an output. (LLMatcher's own way to validate a grammar does not catch panics.)
+
+        Raises:
+            InvalidRequest: it is not a grammar, or too large.
+        """
         _check_size(grammar)
+        _check_numbers(grammar)
         try:
             matcher = LLMatcher(self._tokenizer, grammar.decode(), log_level=_SILENT, limits=_limits())
         except ValueError as error:  # includes UnicodeDecodeError
             raise _refusal(str(error)) from error
         if matcher.is_error():
             raise _refusal(matcher.get_error())
-        matcher.compute_bitmask()  # warms up vocabulary data that all sequences share
-        return GuidanceGrammar(matcher, self._eos_token_ids)
+        return matcher
 
     @property
     def _tokenizer(self) -> LLTokenizer:
@@ -267,6 +277,15 @@ def _check_size(grammar: bytes) -> None:
         raise InvalidRequest(
             f"The constraint has {len(grammar)} bytes as a grammar; at most {_MOST_GRAMMAR_BYTES} are allowed."
         )
+
+
+def _check_numbers(grammar: bytes) -> None:
+    for found in _NEGATIVE_NUMBER.finditer(grammar):
+        if float(found[0]) == _DEADLY:
+            raise InvalidRequest(
+                f"The constraint has the number {found[0].decode()[:50]}, which cannot be followed; use one of fewer "
+                "digits, or leave it out."
+            )
 
 
 def _refusal(message: str) -> InvalidRequest:

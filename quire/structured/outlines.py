@@ -49,7 +49,7 @@ class OutlinesBackend(Backend):
                 ids.setdefault(token, []).append(token_id)
         try:
             index = Index(f"(?:{_regex_of(request)})\\x00", Vocabulary(end + 1, ids))
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, TypeError) as error:  # TypeError: no JSON, such as NaN
             raise _refusal(str(error)) from error
         return _pack(index, end)
 

@@ -154,7 +154,8 @@ class RouterServiceServicer:
 
     def ExplainPlacement(self, request, context):
         """Explains why a recent request was placed where it was, and where other weights would have placed it. NOT_FOUND if
-        the router does not remember a request of this id; it keeps the last 1,024 placements.
+        the router does not remember a request of this id; it keeps the last 1,024 placements. INVALID_ARGUMENT if a weight
+        is out of the bounds of the router's option.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

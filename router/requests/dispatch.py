@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from quire.bounds import MAX_CALLER_NAME_LENGTH, check_count, tenant_weight
+from quire.bounds import MAX_CALLER_NAME_LENGTH, MAX_TIMEOUT_MS, Bound, check_count, tenant_weight
 from quire.errors import (
     ENGINE_FAULT,
     PREFILLED,
@@ -250,6 +250,7 @@ class Dispatcher:
         generation = assignment.generation
         sampling = generation.sampling
         SAMPLING_BOUNDS["n"].check("n", max(1, sampling.n))  # each sequence has a journal here
+        Bound(0, MAX_TIMEOUT_MS).check("timeout_ms", generation.timeout_ms)
         for name in ("tenant", "session_id"):
             check_count(name, len(getattr(generation, name)), MAX_CALLER_NAME_LENGTH, "characters")
         expected = self._output_lengths.expected(assignment.model)

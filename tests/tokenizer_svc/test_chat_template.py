@@ -264,3 +264,14 @@ async def test_developers_are_systems_to_templates_that_do_not_know_them(
     shown = "{% for m in messages %}{{ m.role }}:{{ m.content }} {% endfor %}"
     async with rendering(renderer({"default": template + shown})) as running:
         assert await render(running, messages=messages) == expected
+
+
+async def test_contents_that_cannot_be_joined_are_the_requests_fault() -> None:
+    async with rendering(renderer({"default": "x"})) as running:
+        (process,) = render_processes(running)
+        for content in (None, 1, [1], [{"type": "image"}], [{"type": "text", "text": None}]):
+            with pytest.raises(InvalidRequest, match="must have a text, or a list of parts"):
+                await running.join(json.dumps([{"role": "user", "content": content}]).encode())
+        with pytest.raises(InvalidRequest, match="must have a text, or a list of parts"):
+            await running.join(b'[{"role": "user"}]')
+        assert render_processes(running) == [process]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import json
 import time
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from quire.structured import registry
 from quire.structured.asked import AskedConstraint
 from quire.structured.base import Constraint, ConstraintRequest, Form, constraint_key
 from quire.tokenizer.modes import TokenizerPlace
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS, eventually
 from tokenizer_svc import constraint_compiler
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildPool
@@ -42,6 +43,9 @@ HOSTILE = {
     "20,000 properties": (
         Form.JSON_SCHEMA, json.dumps({"properties": {f"p{number}": {"type": "null"} for number in range(20_000)}})
     ),
+    "400 digits": (Form.JSON_SCHEMA, '{"type": "string", "maxLength": 1' + "0" * 400 + "}"),
+    "the least integer": (Form.JSON_SCHEMA, '{"enum": [1, -9223372036854775808]}'),
+    "a message that is cut within a character": (Form.JSON_SCHEMA, json.dumps({"minimum": "\u00e9" * 300})),
     "a large divisor": (Form.JSON_SCHEMA, '{"type": "integer", "multipleOf": 1000000007}'),
     "repeated repetition": (Form.REGEX, "(a+)+$"),
     "1e9 repetitions": (Form.REGEX, "a{1000000000}"),
@@ -141,6 +145,19 @@ async def test_who_goes_away_takes_nothing_from_others(compiler: ConstraintCompi
     assert len(sent) == 1
 
 
+async def test_a_refusal_that_nobody_waits_for_is_no_error_in_the_log(
+    compiler: ConstraintCompiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaving = asyncio.create_task(compiler.compile(asked("left(", Form.REGEX)))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    del leaving
+    await eventually(lambda: not compiler._under_way)
+    gc.collect()  # reports what nobody has looked at
+    assert "never retrieved" not in caplog.text
+
+
 async def test_a_refusal_is_remembered(compiler: ConstraintCompiler, sent: list[Message]) -> None:
     for _ in range(3):
         with pytest.raises(InvalidRequest, match="unclosed"):
@@ -160,6 +177,9 @@ async def test_all_hostile_ones_are_refused_and_others_served(compiler: Constrai
     messages = dict(zip(HOSTILE, await asyncio.gather(*map(refused, HOSTILE)), strict=True))
     assert "nests too deeply" in messages["10,000 levels"]
     assert "no output satisfies it" in messages["a cycle of references"]
+    assert "maxLength is 1000" in messages["400 digits"]
+    assert "the number -9223372036854775808" in messages["the least integer"]
+    assert "is not a char boundary" in messages["a message that is cut within a character"]
     assert time.thread_time() - began < 1.0  # the event loop does none of the work
     assert (await compiler.compile(asked({"const": "after"}))).backend == "guidance"
 

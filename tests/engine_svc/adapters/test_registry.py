@@ -90,6 +90,9 @@ def test_folders_lie_where_the_operator_allows(tmp_path: Path) -> None:
     for path in ("", "\0", "a" * 5000):
         with pytest.raises(InvalidRequest, match="1 to 4096"):
             served.read("a", path, "")
+    for path in ("a" * 300, "\u00e9" * 4000):
+        with pytest.raises(InvalidRequest, match="is not a folder"):
+            served.read("a", path, "")
 
 
 def test_updating_is_allowed_by_the_operator_alone(tmp_path: Path) -> None:

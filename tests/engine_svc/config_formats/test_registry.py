@@ -227,3 +227,10 @@ def test_what_is_changed_of_a_text_model_among_others(
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral3", "text_config": text}))
     assert read(tmp_path, **options)["text_config"] == text | expected
+
+
+@pytest.mark.parametrize("architectures", [7, "InternVLChatModel", {"InternVLChatModel": 1}, [7]])
+def test_architectures_that_are_no_names(tmp_path: Path, architectures: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+    with pytest.raises(StartupError, match=r"architectures is .*; expected a list of names"):
+        read(tmp_path)

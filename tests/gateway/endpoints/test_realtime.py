@@ -162,6 +162,7 @@ async def test_wrong_events(stack: GatewayStack) -> None:
             ("{", "is no JSON", None),
             (b"\0\0", "is binary", None),
             ("[]", "Expected `object`", None),
+            ('{"a":' * 10_000, "nested too deeply", None),
             ({"type": "response.create"}, "Invalid value 'response.create'", "type"),
             ({"audio": "AAA="}, "missing required field `type`", "type"),
             (UPDATE | {"session": {}}, "unknown field `session`", None),

@@ -135,6 +135,7 @@ def test_what_the_log_is_told_is_short_and_harmless(caplog: pytest.LogCaptureFix
     assert "\n" not in line
     UnknownFields().look(b'{"prompt": "A"}', CompletionRequest)
     UnknownFields().look(b'{"odd": "' + b"x" * unknown.MAX_BYTES + b'"}', CompletionRequest)
+    UnknownFields().look(b'{"\xff": 1}', CompletionRequest)
     assert len(caplog.messages) == 1
 
 

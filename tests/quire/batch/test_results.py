@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,3 +71,40 @@ def test_answers_to_other_requests_are_left_alone(tmp_path: Path, requests: Batc
     with pytest.raises(StartupError, match="requests other than"), Results(path, requests):
         pass
     assert path.read_text().endswith("0 {}\n")
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which files have 8 KiB at most."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    yield tmp_path
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def large_answer(number: int) -> BatchResult:
+    return BatchResult("id", f"r{number}", BatchResponse(200, "x", {"text": "x" * 3000}))
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_is_there(full_disk: Path, requests: BatchInput) -> None:
+    path = full_disk / "partial"
+    with Results(path, requests) as results:
+        for number in range(2):
+            results.add(number, large_answer(number))
+        with pytest.raises(StartupError, match=r"partial cannot be written: .* run the same command again"):
+            results.add(2, large_answer(2))
+    with Results(path, requests) as results:
+        assert results.missing == [2, 3]
+
+
+def test_an_output_that_does_not_fit_leaves_no_half_of_it(full_disk: Path, requests: BatchInput) -> None:
+    output = full_disk / "out.jsonl"
+    with Results(full_disk / "partial", requests) as results:
+        for number in range(4):
+            results.add(number, answer(number))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        with pytest.raises(StartupError, match=r"out\.jsonl cannot be written"):
+            results.write(output)
+    assert sorted(path.name for path in full_disk.iterdir()) == ["in.jsonl", "partial"]

@@ -16,6 +16,7 @@ from quire.batch import sending
 from quire.batch.lines import BatchResult, read_input
 from quire.batch.results import Results
 from quire.batch.sending import BatchSender
+from quire.errors import StartupError
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -98,3 +99,14 @@ async def test_transcriptions_are_sent_as_forms(tmp_path: Path) -> None:
     assert [(part.name, part.content, part.is_file) for part in parts] == [
         ("file_url", b"https://example.com/a.wav", False), ("temperature", b"0.5", False), ("stream", b"false", False),
     ]  # fmt: skip
+
+
+async def test_a_full_disk_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All senders that have an answer at the same time meet it."""
+
+    def refuse(results: Results, index: int, result: BatchResult) -> None:
+        raise StartupError("full")
+
+    monkeypatch.setattr(Results, "add", refuse)
+    with pytest.raises(StartupError, match=r"^full$"):
+        await run(tmp_path, 8, lambda request: httpx.Response(200, json={}))

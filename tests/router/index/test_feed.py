@@ -277,6 +277,10 @@ async def test_why_a_request_went_where_it_did(start_engine: StartEngine, start_
     with pytest.raises(grpc.aio.AioRpcError) as unknown:
         await running.client.explain("r2")
     assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+    for weights in ({"temperature": -1.0}, {"interference": float("nan")}, {"host_tier": 1.5}):
+        with pytest.raises(grpc.aio.AioRpcError, match=f"weights.{next(iter(weights))} is") as wrong:
+            await running.client.explain("r1", **weights)
+        assert wrong.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_request_that_has_begun_elsewhere_goes_where_its_output_is_cached(

@@ -222,6 +222,15 @@ async def test_a_request_never_outlives_its_timeout(start_engine: StartEngine, s
         await eventually(lambda: engine.record.aborted == ["slow"])
 
 
+async def test_a_timeout_beyond_all_bounds(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    async with running.client.session() as session:
+        output = await (await session.start(1, generation([1], 1, timeout_ms=2**64 - 1))).wait_ended()
+    assert isinstance(output.error, InvalidRequest) and output.error.parameter == "timeout_ms"
+    assert not engine.record.started
+
+
 async def test_the_worker_learns_what_is_left_of_the_timeout(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
