@@ -7,11 +7,13 @@
 # PEER         virtual environment with vLLM, for `make bench-compare`, `bench-client` and `bench-quantization`
 # LLAMA        folder with llama.cpp's server, for `make bench-compare` and `bench-quantization`
 # TORCH_INDEX  index to install torch from instead of PyPI, such as https://download.pytorch.org/whl/cpu
+# CASES, SEED  how many cases `make fuzz` tries in each test, and which
 # ARGS         further options for `quire serve`, pytest or the benchmark
 
 PYTHON ?= python3
 VENV ?= .venv
 CLIENTS := .venv-clients
+SBOM := .venv-sbom
 MODEL ?=
 SGLANG ?=
 TORCH_INDEX ?=
@@ -27,7 +29,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --durations 25 --durations-min 10
 
-.PHONY: serve test test-fast test-slow test-lm-eval test-arm test-emulated-gpu clients lint format protos docs models bench bench-compare bench-client bench-quantization bench-gpu check-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
+.PHONY: serve test test-fast test-slow test-lm-eval test-arm test-emulated-gpu fuzz sbom clients lint format protos docs models bench bench-compare bench-client bench-quantization bench-gpu check-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -60,6 +62,17 @@ test-arm: $(VENV)/.installed-dev
 # The GPU tests on an emulated GPU, with kernels in Triton's interpreter. Takes some minutes.
 test-emulated-gpu: $(VENV)/.installed-dev
 	$(PYTEST) -p tests.support.emulated_gpu.plugin tests/gpu/test_gpu.py --dist worksteal $(ARGS)
+
+# Random messages, bodies and files, more of them than the suite tries, and others each time. The first line tells the seed.
+CASES ?= 5000
+SEED ?= $(shell date +%s)
+fuzz: $(VENV)/.installed-dev
+	@echo "SEED=$(SEED)"
+	QUIRE_FUZZ_CASES=$(CASES) QUIRE_FUZZ_SEED=$(SEED) $(PYTEST) tests/fuzzing --dist worksteal $(ARGS)
+
+# Lists all packages that are installed, with versions and licenses, in sbom.json (CycloneDX).
+sbom: $(VENV)/.installed $(SBOM)/.installed
+	$(SBOM)/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible -o sbom.json
 
 # Installs the clients of tests/clients in a virtual environment of their own: in ours, they would pin our packages.
 clients: $(CLIENTS)/.installed
@@ -147,7 +160,7 @@ lock: $(VENV)/.installed-dev
 	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -vE '^(quire|triton|nvidia-|cuda-)' > constraints.txt
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) .cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(SBOM) sbom.json .cache .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -159,6 +172,11 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP_INSTALL) --editable ".[dev]"
+	@touch $@
+
+$(SBOM)/.installed: $(BIN)/python
+	$(PYTHON) -m venv $(SBOM)
+	$(SBOM)/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
 	@touch $@
 
 CLIENTS_INSTALL := $(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-compile \

@@ -234,7 +234,7 @@ def test_functions_and_files_stay_small() -> None:
 
 def test_tests_mirror_the_packages() -> None:
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
-    of_their_own = {Path(), Path("clients"), Path("conformance"), Path("gpu"), Path("integration")}
+    of_their_own = {Path(), *map(Path, ("clients", "conformance", "fuzzing", "gpu", "integration"))}
     assert not [folder for folder in folders - of_their_own if not (ROOT / folder).is_dir()]
 
 
