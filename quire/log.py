@@ -19,6 +19,7 @@ from quire.rpc.context import current_request_id
 from quire.supervised import supervised_name
 
 _CONFIG_FLAG = "--log-config-file"
+_FAULT_SECONDS = 60.0  # between two lines about a log file that cannot be written
 
 
 class Terminal(Protocol):
@@ -98,7 +99,7 @@ def setup_logging(service: str, options: LogOptions, part: str = "", terminal: T
     handlers: list[logging.Handler] = [logging.StreamHandler(terminal or sys.stderr)]
     if options.log_file not in (None, "-"):
         handlers[0].setLevel(logging.WARNING)
-        handlers.append(_open_log_file(str(options.log_file)))
+        handlers.append(_open_log_file(str(options.log_file), terminal or sys.stderr))
     for handler in handlers:
         handler.setFormatter(formatter)
     logging.basicConfig(level=options.log_level.upper(), handlers=handlers, force=True)
@@ -147,10 +148,27 @@ def _read_config(path: str) -> dict[str, Any]:
     return config
 
 
-def _open_log_file(path: str) -> logging.Handler:
+class _LogFile(WatchedFileHandler):
+    """Checks before each line whether the file was moved away, so that it can be rotated. A line that cannot be written
+    is lost, which is told once a minute."""
+
+    def __init__(self, path: str, terminal: Terminal) -> None:
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self._terminal = terminal
+        self._next = 0.0
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error, now = sys.exception(), time.monotonic()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif now >= self._next:
+            self._next = now + _FAULT_SECONDS
+            self._terminal.write(f"Lines of the log are lost: {self.baseFilename}: {error.strerror}.\n")
+
+
+def _open_log_file(path: str, terminal: Terminal) -> logging.Handler:
     try:
-        # Checks before each line whether the file was moved away, so that it can be rotated.
-        return WatchedFileHandler(path, encoding="utf-8", errors="backslashreplace")
+        return _LogFile(path, terminal)
     except OSError as error:
         raise StartupError(f"--log-file {path} cannot be written: {error.strerror}.") from error
 

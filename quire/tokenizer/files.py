@@ -104,6 +104,8 @@ def _whole(path: Path, *, lowers: bool) -> tuple[tokenizers.Tokenizer, dict[str,
             tokenizer = tokenizers.Tokenizer.from_str(json.dumps(definition))
         else:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        if "type" not in definition["model"]:  # old files leave it to the library
+            definition = json.loads(tokenizer.to_str())
     except Exception as error:  # the library raises bare Exceptions
         raise StartupError(f"{path} cannot be loaded: {error}") from error
     # A length limit or padding left in the file from training would silently change prompts.

@@ -1,4 +1,4 @@
-"""A logging configuration given by --log-config-file."""
+"""A logging configuration given by --log-config-file, and a log file on a full disk."""
 
 from __future__ import annotations
 
@@ -103,3 +103,17 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, content: str | None, sa
         file.write_text(content)
     with pytest.raises(StartupError, match=f"--log-config-file {file} {said}"):
         setup_logging("gateway", LogOptions(log_config_file=str(file)))
+
+
+def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = io.StringIO()
+    setup_logging("engine", LogOptions(log_file="/dev/full"), terminal=terminal)
+    for number in range(3):
+        LOGGER.info("line %d", number)
+    LOGGER.warning("still here")
+    lost, warning = terminal.getvalue().splitlines()
+    assert lost == "Lines of the log are lost: /dev/full: No space left on device."
+    assert "still here" in warning
+    assert capsys.readouterr().err == ""
+    with pytest.raises(OSError, match="No space left"):  # what the file still holds back
+        logging.getLogger().handlers[-1].close()

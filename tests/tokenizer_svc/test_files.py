@@ -29,6 +29,17 @@ def configure(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def test_an_old_file_without_the_type_of_its_model(folder: Path) -> None:
+    text = "Grüße, the quick brown fox"
+    expected = TextCodec(read_tokenizer_files(folder))
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    del definition["model"]["type"]
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    found = TextCodec(read_tokenizer_files(folder))
+    assert found.encode([text], add_special_tokens=True) == expected.encode([text], add_special_tokens=True)
+    assert found.pieces == expected.pieces
+
+
 def test_a_template_beside_the_configuration(folder: Path) -> None:
     configure(folder, chat_template="inside")
     assert read_tokenizer_files(folder).chat_templates == {"default": "inside"}
