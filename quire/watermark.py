@@ -4,9 +4,9 @@ key can tell whether a text was sampled with it.
 The token is the one whose logit plus Gumbel noise is the greatest, as in any sampling; but with the noise of a keyed
 function of the last tokens and of the token itself (Aaronson, "Watermarking of Large Language Models", 2023). Over all
 keys its distribution is the model's. Tokens of a marked text have greater noise than others would by chance, which the
-key alone shows. The function is that of vLLM's detectors (philox4x32-10-v1), which therefore recognize this text too:
-Philox of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011), over the context and then
-over the token. It is no cryptographic function: many scored texts may give its key away.
+key alone shows. The function is that of vLLM's detectors (philox4x32-10-v1): Philox of Salmon, Moraes, Dror and Shaw,
+"Parallel random numbers: as easy as 1, 2, 3" (2011), over the context and then over the token. It is no cryptographic
+function: many scored texts may give its key away.
 """
 
 from __future__ import annotations

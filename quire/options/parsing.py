@@ -75,16 +75,21 @@ class JsonObject(click.ParamType[Any]):
 
     name = "json"
 
-    def __init__(self, schema: type[msgspec.Struct] | None) -> None:
-        self._schema = schema
+    def __init__(self, schema: type[msgspec.Struct] | None, *, is_secret: bool = False) -> None:
+        """
+        Args:
+            is_secret: whether messages must not show the value.
+        """
+        self._schema, self._is_secret = schema, is_secret
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        shown = "the value, which is secret," if self._is_secret else repr(value)
         try:
             parsed = value if isinstance(value, dict) else json.loads(value)
         except ValueError as error:
-            self.fail(f"{value!r} is not JSON: {error}. {self._how_to_write(param)}", param, ctx)
+            self.fail(f"{shown} is not JSON: {error}. {self._how_to_write(param)}", param, ctx)
         if not isinstance(parsed, dict):
-            self.fail(f"{value!r} is not a JSON object. {self._how_to_write(param)}", param, ctx)
+            self.fail(f"{shown} is not a JSON object. {self._how_to_write(param)}", param, ctx)
         if parsed and self._schema:  # an empty object is always valid
             try:
                 check_object(parsed, self._schema)
@@ -112,7 +117,7 @@ def click_type(field: OptionField) -> click.ParamType[Any] | type:
     if metadata["choices"]:
         return Choice(metadata["choices"], metadata["others"], metadata["refused"])
     if field.type is dict:
-        return JsonObject(metadata["schema"])
+        return JsonObject(metadata["schema"], is_secret=metadata["secret"])
     if field.type is int:
         return SizedInt(metadata["minimum"], metadata["maximum"], may_be_auto=field.default is None)
     if field.type is float:

@@ -90,6 +90,12 @@ def test_what_is_wrong_is_named_without_the_key(settings: dict[str, Any], messag
     assert str(settings.get("key", "key=")) not in found.output or settings.get("key") is True
 
 
+@pytest.mark.parametrize("text", ['{"key": 31337', "31337"])
+def test_what_is_no_object_is_not_shown(text: str) -> None:
+    found = CliRunner().invoke(cli, ["detect-watermark", "model", "--watermark-config", text])
+    assert (found.exit_code, "which is secret, is not" in found.output, "31337" in found.output) == (2, True, False)
+
+
 def test_the_key_stays_secret() -> None:
     options = engine_options(watermark_config={"key": KEY})
     arguments, environment = to_arguments(options)
