@@ -6,7 +6,7 @@ import re
 from typing import TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from gateway.context import context_of
 from gateway.endpoints.large import beside
@@ -47,18 +47,22 @@ async def read_body(request: Request, media_type: str, limit: int, too_large: st
         too_large: what to answer above the limit.
 
     Raises:
-        HttpError: its content type is another one, it is compressed, or it is too large.
+        HttpError: its content type is another one, it is compressed, it is too large, or it broke off.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != media_type:
         raise HttpError(400, f"Unsupported Media Type: Only '{media_type}' is allowed")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpError(415, "Compressed request bodies are not accepted; send it uncompressed.")
     chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise HttpError(413, too_large)
-        chunks.append(chunk)
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise HttpError(413, too_large)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        # Nobody reads this answer, but the request counts as the client's error.
+        raise HttpError(400, "The connection ended before the body did.") from None
     return b"".join(chunks)
 
 

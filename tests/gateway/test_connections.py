@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+PATH = "/v1/completions"
 ENDLESS = {"model": "fake", "prompt": "A", "max_tokens": 4000}
 # A stream of a second or more on the engine of `strict`, whose gateway allows 0.3 s for headers and bodies.
 LONG = {"model": "fake", "prompt": "A", "max_tokens": 100, "stream": True}
@@ -98,6 +100,22 @@ async def test_a_client_that_goes_with_a_request_in_line_frees_the_one_that_runs
     await eventually(lambda: len(strict.engine.record.aborted) == aborted + 1, "not aborted")
     await eventually(lambda: not strict.context.pipeline.num_live, "not forgotten")
     assert len(strict.engine.record.aborted) == aborted + 1
+
+
+async def test_a_client_that_goes_while_it_sends_a_body_made_the_error(
+    strict: GatewayStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ended() -> dict[str, float]:
+        (requests,) = [found for found in strict.context.http_statistics.collect() if found.name == "http_requests"]
+        return {each.labels["status"]: each.value for each in requests.samples if each.labels["handler"] == PATH}
+
+    before = ended()
+    async with connection(strict.port) as (_, writer):
+        writer.write(request(ENDLESS)[:-5])
+        await writer.drain()
+    await eventually(lambda: ended() != before, "the request does not end")
+    assert ended() == before | {"4xx": before.get("4xx", 0) + 1}
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_idle_connections_are_the_clients_to_close(strict: GatewayStack) -> None:
