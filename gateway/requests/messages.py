@@ -256,6 +256,8 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
 
 def _tool_call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
     function = dict(call["function"])
+    if not isinstance(function.get("name"), str):
+        raise TypeError("no name")
     return {**call, "function": function | {"arguments": _arguments(function.get("arguments"), place)}}
 
 

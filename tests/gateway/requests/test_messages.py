@@ -43,7 +43,17 @@ def test_a_call_whose_arguments_are_no_object_goes_on_without_them(arguments: An
     assert message["tool_calls"] == [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]
 
 
-@pytest.mark.parametrize("calls", [1, [1], [{"id": "1"}], [{"function": "f"}], [{"type": "custom", "custom": {}}]])
+@pytest.mark.parametrize(
+    "calls",
+    [
+        1,
+        [1],
+        [{"id": "1"}],
+        [{"function": "f"}],
+        [{"function": {"arguments": "{}"}}],
+        [{"type": "custom", "custom": {}}],
+    ],
+)
 def test_calls_that_are_none_are_refused(calls: Any) -> None:
     with pytest.raises(InvalidRequest, match="tool_calls must be a list of calls"):
         converted({"role": "assistant", "tool_calls": calls})
