@@ -6,13 +6,16 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quire.runners import GENERATE, POOLING
+from quire.runners import ENCODE, GENERATE, POOLING
 from router.requests.waiting_room import WaitingRoom
 from router.workers.base import Worker
 from router.workers.eligible import served_models
 from router.workers.state import State
+
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2
 
 PREFILL = "prefill"
 # Prompts that wait are a full load for a worker that takes this long to compute them.
@@ -49,7 +52,7 @@ class Group(NamedTuple):
     """Workers that are scaled together."""
 
     model: str
-    role: str  # generate, prefill or pooling
+    role: str  # generate, prefill, pooling or encode
 
 
 class Wanted(NamedTuple):
@@ -182,6 +185,11 @@ def _figures(worker: Worker, tokens_per_second: float) -> WorkerFigures:
     load, info, speed = worker.load, worker.model_info, worker.load.speed
     if info is None:
         return WorkerFigures()
+    if worker.runner == ENCODE:  # one image at a time, and its tokens are those in its place in the prompt
+        return WorkerFigures(
+            prefill_tokens=load.prefill_tokens, tokens_per_second=tokens_per_second,
+            seconds_per_token=_mean_seconds_per_token(load.last),
+        )  # fmt: skip
     return WorkerFigures(
         sequences=load.sequences,
         # The texts of a pooling request take no places that others wait for: only their tokens count.
@@ -192,6 +200,13 @@ def _figures(worker: Worker, tokens_per_second: float) -> WorkerFigures:
         tokens_per_second=tokens_per_second,
         seconds_per_token=speed.seconds_per_token + speed.seconds_per_step / (info.max_num_batched_tokens or math.inf),
     )
+
+
+def _mean_seconds_per_token(load: common_pb2.EngineLoad | None) -> float:
+    """Of all that a worker has computed so far; 0 if that is nothing."""
+    if load is None or not load.counters.computed_tokens:
+        return 0.0
+    return load.counters.model_execute_milliseconds.sum / 1000 / load.counters.computed_tokens
 
 
 def _average(before: Wanted, now: Wanted, kept: float) -> Wanted:

@@ -81,7 +81,7 @@ class RouterCore:
             self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases, admission, self.recorder
         )
         self.autoscaling = Autoscaling(
-            serving, {GENERATE: self.dispatcher.waiting, POOLING: self.pooling.waiting},
+            workers, {GENERATE: self.dispatcher.waiting, POOLING: self.pooling.waiting},
             options.autoscaling_target_utilization, clock.time,
         )  # fmt: skip
 

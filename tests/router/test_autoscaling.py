@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.router_cost import SilentWorker
 from quire.options.kv_transfer import PRODUCER
-from quire.runners import GENERATE, POOLING
+from quire.runners import ENCODE, GENERATE, POOLING
 from quire.v1 import common_pb2
 from router.autoscaling import (
     BACKLOG_SECONDS,
@@ -31,6 +31,7 @@ from tests.support.router_client import generation
 from tests.support.waiting import eventually
 
 TARGET = 0.5
+ENCODING = Group("m", ENCODE)
 GENERATING, PREFILLING, EMBEDDING = Group("m", GENERATE), Group("m", "prefill"), Group("m", POOLING)
 IDLE = WorkerFigures(max_sequences=10, kv_tokens=1000, seconds_per_token=0.001)
 
@@ -87,9 +88,13 @@ class Replica(SilentWorker):
     def condition(self) -> Condition:
         return Condition(self.state)
 
-    def beat(self, now: float, sequences: int = 0, computed_tokens: int = 0) -> None:
+    def beat(
+        self, now: float, sequences: int = 0, computed_tokens: int = 0, milliseconds: float = 0.0, waiting: int = 0
+    ) -> None:
         counters = common_pb2.EngineCounters(computed_tokens=computed_tokens)
-        self.load.heartbeat(common_pb2.EngineLoad(running_sequences=sequences, counters=counters), now)
+        counters.model_execute_milliseconds.sum = milliseconds
+        load = common_pb2.EngineLoad(running_sequences=sequences, counters=counters, waiting_prefill_tokens=waiting)
+        self.load.heartbeat(load, now)
 
 
 class Scaled:
@@ -148,6 +153,20 @@ def test_workers_that_drain_count_and_those_that_are_away_change_nothing() -> No
     assert scaled.after(HALF_LIFE_SECONDS) == {}
 
 
+def test_encoders_count_by_the_time_that_images_take() -> None:
+    """They take one at a time, however many wait: a full one that is behind by ten seconds counts twice."""
+    encoder, other = Replica(0, runner=ENCODE), Replica(1, runner=ENCODE)
+    scaled = Scaled(encoder, other, Replica(2))
+    encoder.beat(0, sequences=30, computed_tokens=1000, milliseconds=4000, waiting=2500)  # 4 ms each
+    assert scaled.after(0) == {ENCODING: (pytest.approx(1 / TARGET), 0)}
+    tokens = 250 * int(HALF_LIFE_SECONDS)
+    encoder.beat(30, computed_tokens=1000 + tokens, milliseconds=4000 + 4 * tokens)
+    assert scaled.after(HALF_LIFE_SECONDS)[ENCODING] == pytest.approx((1 / TARGET, 0))
+    other.beat(60, waiting=5000)  # that has encoded nothing yet
+    encoder.beat(60, computed_tokens=1000 + tokens, milliseconds=4000 + 4 * tokens)
+    assert scaled.after(HALF_LIFE_SECONDS)[ENCODING] == pytest.approx((0.5 / TARGET, 0))
+
+
 def test_prompts_that_wait_count_where_they_are_computed() -> None:
     generating, prefilling, embedding = Replica(0), Replica(1, kv_role=PRODUCER), Replica(2, runner=POOLING)
     scaled = Scaled(generating, prefilling, embedding)
@@ -159,6 +178,17 @@ def test_prompts_that_wait_count_where_they_are_computed() -> None:
     assert wanted[GENERATING].queue == 2  # ten at once
     assert wanted[PREFILLING].queue == pytest.approx(40_000 / 10 * prefilling.load.speed.seconds_per_token / TARGET)
     assert wanted[EMBEDDING] == (0, 0)  # its texts take no places
+
+
+async def test_a_router_counts_its_encoders(start_engine: StartEngine, start_router: StartRouter) -> None:
+    running = await start_router((await start_engine(runner=ENCODE)).address)
+    core, labels = running.router.core, {"model_name": "fake", "role": ENCODE, "load": "workers"}
+
+    def is_told() -> bool:
+        core.autoscaling._sampled = -math.inf
+        return running.router.metrics.get_sample_value("quire_router_wanted_workers", labels) == 0
+
+    await eventually(is_told)
 
 
 async def test_a_router_tells_prometheus(start_engine: StartEngine, start_router: StartRouter) -> None:
