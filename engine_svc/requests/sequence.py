@@ -151,7 +151,8 @@ class Sequence:
     @property
     def num_ready_tokens(self) -> int:
         """Those of them that a step may compute: not those that hear what has not come yet of a recording."""
-        missing, recording = self.num_uncomputed_tokens, self.owner.recording
+        missing = len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens  # asked for in each step
+        recording = self.owner.recording
         return missing if recording is None else min(missing, recording.num_heard - self.num_computed_tokens)
 
     @property
