@@ -224,7 +224,7 @@ class Dispatcher:
             self._outliers.failed(worker)
         message = f"The engine workers that were running this request were lost: {error.message}"
         suspects = self._suspects(worker)
-        for stream in sorted(lost, key=_known_tokens):  # shortest first minimizes the total wait
+        for stream in sorted(lost, key=lambda each: each.num_known_tokens):  # shortest first minimizes the total wait
             if stream.worker is worker:  # its session may have ended meanwhile
                 stream.suspicions += stream in suspects
                 self._move(stream, Unavailable(message, reason=WORKER_LOST))
@@ -495,7 +495,3 @@ class Dispatcher:
             )  # fmt: skip
         if not any(session.streams for session in self.sessions):
             self._idle.set()
-
-
-def _known_tokens(stream: Stream) -> int:
-    return stream.request.prompt_tokens + stream.journal.num_tokens

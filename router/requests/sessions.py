@@ -52,6 +52,11 @@ class Stream(RoutedRequest):
         return self.attempts > 0 or len(self.assignment.generation.progress) > 0
 
     @property
+    def num_known_tokens(self) -> int:
+        """Number of tokens of its prompt and its output so far."""
+        return self.request.prompt_tokens + self.journal.num_tokens
+
+    @property
     def goes_on(self) -> bool:
         """Whether more of its recording follows."""
         return goes_on(self.assignment.generation)
