@@ -49,6 +49,7 @@ class TranscriptionAnswer:
         self._created = int(time.time())
         self._texts = JoinedTexts()
         self._num_tokens = 0  # written so far
+        self._written: list[str] = []  # the text of a stream so far
         self._finish: Finish | None = None  # of the pieces so far
 
     async def respond(self, request: Request) -> Response | EventStream:
@@ -79,7 +80,10 @@ class TranscriptionAnswer:
             is_cut = self._finish is not None and self._finish.reason is FinishReason.LENGTH
             self._finish = self._finish if is_cut and update.finish.reason is FinishReason.STOP else update.finish
         if text := self._texts.add(update.index, content_of(update.deltas)):
-            yield self._event(SpeechChoice(SpeechDelta(text)))
+            self._written.append(text)
+            chunk = self._chunk_of(SpeechChoice(SpeechDelta(text)))
+            chunk.type, chunk.delta = "transcript.text.delta", text
+            yield event(chunk)
 
     def closing(self, error: QuireError | None) -> Iterator[bytes]:
         """See EventWriter."""
@@ -91,12 +95,14 @@ class TranscriptionAnswer:
 
     def _end(self) -> Iterator[bytes]:
         if finish := self._finish:
-            yield self._event(SpeechChoice(SpeechDelta(""), finish.reason.value, finish.stop_reason))
+            chunk = self._chunk_of(SpeechChoice(SpeechDelta(""), finish.reason.value, finish.stop_reason))
+            chunk.type, chunk.text = "transcript.text.done", "".join(self._written)
+            yield event(chunk)
         if self._body.stream_include_usage or self._context.options.enable_force_include_usage:
             yield event(self._chunk([], with_usage=True))
 
-    def _event(self, choice: SpeechChoice) -> bytes:
-        return event(self._chunk([choice], with_usage=self._body.stream_continuous_usage_stats))
+    def _chunk_of(self, choice: SpeechChoice) -> SpeechChunk:
+        return self._chunk([choice], with_usage=self._body.stream_continuous_usage_stats)
 
     def _chunk(self, choices: Sequence[SpeechChoice], *, with_usage: bool) -> SpeechChunk:
         chain, prefix = self._chain, "trsl" if self._kind == "translation" else "trsc"

@@ -101,7 +101,8 @@ class SpeechChoice(msgspec.Struct):
 
 
 class SpeechChunk(msgspec.Struct):
-    """A chunk of a stream."""
+    """A chunk of a stream as vLLM sends it, and the same for OpenAI's clients, which read `type` and what belongs to it:
+    `delta` or, at the end, the whole `text`."""
 
     id: str
     object: str
@@ -109,3 +110,6 @@ class SpeechChunk(msgspec.Struct):
     model: str
     choices: list[SpeechChoice]
     usage: Usage | UnsetType = UNSET
+    type: Literal["transcript.text.delta", "transcript.text.done"] | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET

@@ -204,7 +204,8 @@ async def test_streams(stack: GatewayStack, renderer: Renderer, path: str, prefi
     for chunk in chunks:
         assert chunk["id"].startswith(f"{prefix}-") and chunk["id"] == chunks[0]["id"]
         assert (chunk["object"], chunk["model"]) == (f"{kind}.chunk", "fake")
-        assert set(chunk) == {"id", "object", "created", "model", "choices"}
+        own = {"text"} if chunk is chunks[-1] else {"delta"}
+        assert set(chunk) == {"id", "object", "created", "model", "choices", "type"} | own
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "AHO"
     assert all(set(chunk["choices"][0]) == {"delta"} for chunk in chunks[:-1])
     assert chunks[-1]["choices"][0] | {"delta": None} == {"delta": None, "finish_reason": "length", "stop_reason": None}
@@ -357,6 +358,12 @@ async def test_openais_client(stack: GatewayStack, renderer: Renderer) -> None:
             file=("a.wav", FILE), model="fake", response_format="text", language="de", temperature=0.0, extra_body=few
         )
         assert text == "AHO\n"
+        stream = await client.audio.transcriptions.create(
+            file=("a.wav", FILE), model="fake", stream=True, extra_body=few | {"stream_include_usage": True}
+        )
+        events = [each async for each in stream]
+        assert "".join(each.delta for each in events if each.type == "transcript.text.delta") == "AHO"
+        assert [each.text for each in events if each.type == "transcript.text.done"] == ["AHO"]
         with pytest.warns(DeprecationWarning, match="deprecated"):  # OpenAI's own models no longer translate
             translated = await client.audio.translations.create(file=("a.wav", FILE), model="fake", extra_body=few)
         assert translated.text == "AHO"
