@@ -101,8 +101,8 @@ class SpeechChoice(msgspec.Struct):
 
 
 class SpeechChunk(msgspec.Struct):
-    """A chunk of a stream as vLLM sends it, and the same for OpenAI's clients, which read `type` and what belongs to it:
-    `delta` or, at the end, the whole `text`."""
+    """A chunk of a stream as vLLM sends it, and an event as OpenAI's clients expect it, who read `type` and `delta` or,
+    at the end, the whole `text`."""
 
     id: str
     object: str
