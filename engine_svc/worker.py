@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
@@ -48,7 +49,7 @@ from engine_svc.scheduler.media_pulls import MediaPuller
 from engine_svc.speculative.registry import make_speculation
 from engine_svc.speculative.vocabulary import check_vocabulary
 from engine_svc.structured.grammars import Grammars, unknown_vocabulary
-from quire.errors import Conflict, FailedPrecondition, StartupError
+from quire.errors import Conflict, FailedPrecondition, InvalidRequest, StartupError
 from quire.images import Image, check_images
 from quire.options.ec_transfer import PRODUCER
 from quire.options.engine import EngineOptions
@@ -160,10 +161,12 @@ class EngineWorker:
             leaving, wait_seconds: see Administration.update_weights, as for further errors.
 
         Raises:
-            InvalidRequest: the checkpoint does not have the served one's form.
+            InvalidRequest: there is no such checkpoint, or it does not have the served one's form.
             FailedPrecondition: this worker's weights cannot be replaced.
         """
         self._check_replaceable()
+        if model_path:
+            _check_exists(model_path)
         folder = Path(model_path) if model_path else self._folder
         version, model = version or model_path or self._weight_version, model_path or self.info.model
         await self._replace_weights(folder, version, model, leaving, wait_seconds)
@@ -450,3 +453,11 @@ async def first_of(*futures: asyncio.Future[Any]) -> None:
     done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
     for future in done:
         future.result()
+
+
+def _check_exists(model_path: str) -> None:
+    if not os.path.exists(model_path):  # noqa: PTH110  (unlike Path.exists, False for what cannot be a path)
+        raise InvalidRequest(
+            f"model_path is {model_path[:200]!r}, which this worker does not find. Nothing has changed.",
+            parameter="model_path",
+        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+import grpc
 import pytest
 
 from quire.options.model import ModelOptions
@@ -11,7 +13,7 @@ from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions
 from quire.rpc.channel import open_channel
 from quire.structured.base import Constraint
-from quire.v1 import common_pb2, engine_pb2, router_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from quire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, engine_pb2, router_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from router.app import Router
 from tests.router.conftest import nothing_is_left
 from tests.support.adapter_folders import low_rank, write_adapter
@@ -132,6 +134,22 @@ def router_methods(folder: str, address: str) -> list[Method]:
     ]  # fmt: skip
 
 
+def as_request(**command: object) -> admin_pb2.EngineAdminServiceAdministerRequest:
+    return admin_pb2.EngineAdminServiceAdministerRequest(command=admin_pb2.AdminCommand(**command))
+
+
+def commands(folder: Path) -> list[admin_pb2.EngineAdminServiceAdministerRequest]:
+    trainer = {"master_address": "127.0.0.1", "master_port": 1, "first_rank": 1, "world_size": 2, "wait_ms": 5}
+    new = {"model_path": str(folder), "weight_version": "v", "leaving": admin_pb2.LEAVING_KEEP, "wait_ms": 5}
+    return [
+        as_request(pause={"leaving": admin_pb2.LEAVING_WAIT, "wait_ms": 5}), as_request(resume={}),
+        as_request(sleep={"level": 1, "leaving": admin_pb2.LEAVING_KEEP}), as_request(wake_up={"parts": ["weights"]}),
+        as_request(wake_up={}), as_request(undrain={}), as_request(abort={"request_ids": ["a"]}),
+        as_request(reset_prefix_cache={"preempts_running": True}), as_request(update_weights=new),
+        as_request(join_trainer=trainer), as_request(name_weights={"weight_version": "v"}),
+    ]  # fmt: skip
+
+
 def tokenizer_methods() -> list[Method]:
     tokenizer = tokenizer_pb2
     truncation = tokenizer.Truncation(num_tokens=5, keeps_end=True)
@@ -202,6 +220,22 @@ async def test_an_engine(tmp_path: Path) -> None:
         )
         assert len(statuses) > 5
         await wait_free(engine)
+
+
+async def test_an_engines_administration(tmp_path: Path) -> None:
+    async with running_engine(executor(), MODEL, enable_sleep_mode=True, **options(tmp_path)) as engine:
+        stub = admin_pb2_grpc.EngineAdminServiceStub(engine.channel)
+
+        async def block_size() -> list[int]:
+            answer = await engine.stub.GetModelInfo(engine_pb2.GetModelInfoRequest(), timeout=60)
+            return [answer.model_info.block_size]
+
+        statuses = await call_oddly(stub, [Method("Administer", commands(tmp_path))], block_size)
+        assert statuses["Administer OK"] and statuses["Administer INVALID_ARGUMENT"]
+        for command in ("wake_up", "resume", "undrain"):
+            with contextlib.suppress(grpc.aio.AioRpcError):  # not all of them have to undo something
+                await stub.Administer(as_request(**{command: {}}), timeout=60)
+        assert len(await generated(engine, generation(PROMPT, max_tokens=20, ignore_eos=True))) == 20
 
 
 async def test_a_router(tmp_path: Path) -> None:

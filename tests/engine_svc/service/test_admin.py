@@ -167,6 +167,13 @@ async def test_weights_of_another_form_change_nothing(tmp_path: Path) -> None:
         assert engine.worker.load_now().status == before.status
 
 
+@pytest.mark.parametrize("name", ["nowhere", "a" * 300, "a\0b"])
+async def test_weights_that_are_not_there_are_refused(tmp_path: Path, name: str) -> None:
+    async with running_engine() as engine:
+        error = await refused(engine, update_weights=weights_update(tmp_path / name))
+        assert isinstance(error, InvalidRequest) and "which this worker does not find" in error.message
+
+
 async def test_weights_that_vanish_while_requests_are_waited_for_change_nothing(tmp_path: Path) -> None:
     executor = FakeExecutor(verify=True, step_seconds=0.002)
     async with running_engine(executor) as engine:

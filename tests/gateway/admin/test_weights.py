@@ -87,13 +87,15 @@ async def test_updates_that_are_not_possible_name_the_field(stack: AdminStack, f
     assert await stack.ask("/get_weight_version", method="GET") == before
 
 
-async def test_with_several_models_the_workers_are_named(stack: AdminStack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_several_models_the_workers_are_named(
+    stack: AdminStack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     views = stack.gateway.context.fleet.views
     views[0].models = ["another"]
     monkeypatch.setattr(Fleet, "views", views)
-    refused = await stack.ask("/update_weights_from_disk", 400, json={"model_path": "/new"})
+    refused = await stack.ask("/update_weights_from_disk", 400, json={"model_path": str(tmp_path)})
     assert (refused["error"]["param"], "2 different models" in refused["error"]["message"]) == ("worker", True)
-    await stack.ask("/update_weights_from_disk", json={"model_path": "/new"}, params={"worker": stack.workers})
+    await stack.ask("/update_weights_from_disk", json={"model_path": str(tmp_path)}, params={"worker": stack.workers})
 
 
 async def test_weights_that_do_not_fit_or_load_name_the_worker(stack: AdminStack, tmp_path: Path) -> None:
