@@ -99,7 +99,10 @@ class MessageFuzzer:
         values = getattr(message, field.name)
         key, value = field.message_type.fields
         for _ in range(self.chance.choice(_COUNTS[:6])):
-            values[self._scalar(key)] = self._scalar(value)
+            if value.message_type is None:
+                values[self._scalar(key)] = self._scalar(value)
+            else:
+                self._change(values[self._scalar(key)], 1)
 
     def _scalar(self, field: FieldDescriptor) -> Any:
         choice = self.chance.choice
