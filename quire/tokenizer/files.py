@@ -26,6 +26,7 @@ from quire.tokenizer.vocabulary_files import VOCABULARIES, WHOLE
 
 # DeepSeek's code for prompts is never run; it shows which ones the model knows.
 PATTERNS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "encoding/encoding_dsv4.py", *VOCABULARIES)
+_PARTS = ("model", "normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _whole(path: Path, *, lowers: bool) -> tuple[tokenizers.Tokenizer, dict[str,
             tokenizer = tokenizers.Tokenizer.from_str(json.dumps(definition))
         else:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        if "type" not in definition["model"]:  # old files leave it to the library
+        if not all(_is_typed(definition.get(name)) for name in _PARTS):
             definition = json.loads(tokenizer.to_str())
     except Exception as error:  # the library raises bare Exceptions
         raise StartupError(f"{path} cannot be loaded: {error}") from error
@@ -112,6 +113,12 @@ def _whole(path: Path, *, lowers: bool) -> tuple[tokenizers.Tokenizer, dict[str,
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, definition
+
+
+def _is_typed(part: Any) -> bool:
+    """Whether a part of a tokenizer is as the library writes it. It also takes others, such as a model without its type
+    from old files."""
+    return part is None or (isinstance(part, dict) and "type" in part)
 
 
 def _lowering(definition: dict[str, Any]) -> dict[str, Any]:
