@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine_svc.config_formats.registry import find_model_config
 from engine_svc.fingerprint import fingerprints
 from engine_svc.kv_cache.sizing import KvCacheSize
 from engine_svc.plan import KvCacheSpec, RoutedExpertsForm
@@ -65,6 +66,7 @@ class ModelInfo:
     pooling: PoolingFacts | None = None
     routed_experts: RoutedExpertsForm | None = None
     has_watermark: bool = False
+    model_type: str = ""  # of config.json; empty if it names none
 
     @property
     def limits(self) -> RequestLimits:
@@ -181,6 +183,7 @@ def make_model_info(
         lockstep_ranks=spec.lockstep_ranks,
         routed_experts=spec.routed_experts,
         has_watermark=options.watermark.watermark() is not None,
+        model_type=str(find_model_config(folder, options.form).get("model_type") or ""),
     )
 
 

@@ -55,7 +55,7 @@ class EncodingInput:
 
 
 Given = TypeVar("Given", bound=OneShotInput)
-Output = TypeVar("Output")
+Output = TypeVar("Output", bound=PooledOutput | EncodedRows)
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,7 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/v1/realtime", realtime.upgrade_needed),
         Route("/v1/embeddings", embeddings.embeddings, methods=["POST"]),
         Route("/v2/embed", cohere.embed, methods=["POST"]),
+        Route("/v1/embed", cohere.embed_v1, methods=["POST"]),
         Route("/pooling", embeddings.pooling, methods=["POST"]),
         Route("/classify", embeddings.classify, methods=["POST"]),
         *(Route(path, scoring.score, methods=["POST"]) for path in ("/score", "/v1/score")),

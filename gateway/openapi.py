@@ -47,6 +47,7 @@ from gateway.protocol.pooling import (
     ClassifyResponse,
     CohereEmbedRequest,
     CohereEmbedResponse,
+    CohereFloatsResponse,
     EmbeddingRequest,
     EmbeddingResponse,
     PoolingRequest,
@@ -201,6 +202,10 @@ _OPERATIONS = (
     _Operation(
         "post", "/v2/embed", "Returns embeddings in Cohere's format.", (CohereEmbedRequest,), (CohereEmbedResponse,),
         failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/v1/embed", "Returns embeddings in Cohere's format, version 1.", (CohereEmbedRequest,),
+        (CohereEmbedResponse, CohereFloatsResponse), failures=_REQUEST,
     ),
     _Operation(
         "post", "/pooling", "Returns a pooling model's output for each input, or for each of its tokens.",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from engine_svc.plan import PositionLogprobs
+from engine_svc.plan import EncodedRows, PositionLogprobs
+from engine_svc.pooling_plan import PooledOutput
 from quire.counters import Counters
 from quire.errors import QuireError
 from quire.sleep import SleepLevel
@@ -61,7 +61,7 @@ class SequenceDelta(msgspec.Struct, frozen=True):
     sampling_masks: list[list[int]] | None = None  # for each of token_ids, those that it was sampled from
     weight_version: str = ""  # of the weights that computed token_ids; see EngineStatus
     # Outputs of a pooling request, or the embeddings of an image (EncodedRows), on its only delta.
-    pooled: tuple[Any, ...] = ()
+    pooled: tuple[PooledOutput | EncodedRows, ...] = ()
 
 
 def num_items(deltas: Sequence[SequenceDelta]) -> int:

@@ -12,6 +12,7 @@ import msgspec
 from engine_svc.adapters.adapter import Adapter
 from engine_svc.model_info import ModelInfo
 from engine_svc.plan import PositionLogprobs, RoutedExpertsForm
+from engine_svc.pooling_plan import PooledOutput
 from engine_svc.requests.outputs import EngineLoad, EngineStatus, FinishReason, SequenceDelta, Usage
 from engine_svc.requests.pooling import PoolingFacts, PoolingInput, PoolingRequest
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
@@ -103,6 +104,7 @@ def from_pooled(delta: SequenceDelta) -> common_pb2.PoolResponse:
     """The response to a request that has succeeded."""
     response = common_pb2.PoolResponse()
     for output in delta.pooled:
+        assert isinstance(output, PooledOutput)
         response.outputs.add(data=output.data, shape=output.shape, num_tokens=output.num_tokens)
     if delta.usage is not None:
         response.queue_seconds, response.compute_seconds = delta.usage.queue_seconds, delta.usage.prefill_seconds
@@ -193,6 +195,7 @@ def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common
         served_model_names=info.served_model_names,
         model=info.model,
         architecture=info.architecture,
+        model_type=info.model_type,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         dtype=info.dtype,

@@ -55,6 +55,7 @@ async def encoded_media(
     with worker.being_pulled():
         try:
             (rows,) = (await answer.result()).pooled
+            assert isinstance(rows, EncodedRows)
         finally:
             worker.loop.detach(key)
         form = engine_pb2.EncodedMedia(

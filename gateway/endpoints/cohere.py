@@ -1,4 +1,4 @@
-"""`POST /v2/embed`: embeddings in Cohere's format."""
+"""`POST /v2/embed` and `/v1/embed`: embeddings in Cohere's format."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from gateway.endpoints.embeddings import check_dimensions
 from gateway.endpoints.pooled import PoolingCall
 from gateway.endpoints.pooled_inputs import rendered
 from gateway.protocol.pooling import (
+    CohereApiVersion,
     CohereBilledUnits,
     CohereEmbeddings,
     CohereEmbedRequest,
     CohereEmbedResponse,
+    CohereFloatsResponse,
     CohereInput,
     CohereMeta,
     PoolingFields,
@@ -41,7 +43,15 @@ _INPUT_TYPES = MappingProxyType(
 
 async def embed(request: Request) -> Response:
     """Embeds each text, in each requested type."""
-    body = await read_json(request, CohereEmbedRequest)
+    return await _embed(request, await read_json(request, CohereEmbedRequest), "2")
+
+
+async def embed_v1(request: Request) -> Response:
+    """The same for version 1, which answers with bare vectors if no types are requested."""
+    return await _embed(request, await read_json(request, CohereEmbedRequest), "1")
+
+
+async def _embed(request: Request, body: CohereEmbedRequest, version: str) -> Response:
     call = PoolingCall.of(request, PoolingFields(model=body.model, priority=body.priority))
     call.require("embed")
     given = _inputs_of(body)
@@ -66,11 +76,16 @@ async def embed(request: Request) -> Response:
         seen = iter(await rendered(call, conversations, ConversationForm.CHAT))
     inputs = [next(tokenized if isinstance(each, str) else seen) for each in given]
     outputs = await call.run(inputs, "embed", dimensions=body.output_dimension, normalize=None)
-    meta = CohereMeta(CohereBilledUnits(sum(output.num_tokens for output in outputs)))
-    return await large.answer(
-        request, size * len(outputs),
-        lambda: CohereEmbedResponse(call.request_id, _embeddings(kinds, outputs), texts, meta),
-    )  # fmt: skip
+    billed = CohereBilledUnits(sum(output.num_tokens for output in outputs))
+    meta = CohereMeta(billed, CohereApiVersion(version))
+
+    def make() -> CohereEmbedResponse | CohereFloatsResponse:
+        found = _embeddings(kinds, outputs)
+        if version == "1" and not body.embedding_types:
+            return CohereFloatsResponse(call.request_id, found.floats or [], texts, meta)
+        return CohereEmbedResponse(call.request_id, found, texts, meta)
+
+    return await large.answer(request, size * len(outputs), make)
 
 
 def _embeddings(kinds: Sequence[str], outputs: Sequence[Pooled]) -> CohereEmbeddings:

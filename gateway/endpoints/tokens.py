@@ -18,6 +18,7 @@ from gateway.media.settings import check_media_settings, check_no_media_settings
 from gateway.protocol.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
+    ModelCapabilities,
     ModelCard,
     ModelList,
     TokenizeRequest,
@@ -30,6 +31,7 @@ from gateway.requests.template_variables import template_variables
 from gateway.requests.tools import template_tools
 from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
+from quire.runners import GENERATE
 
 
 async def list_models(request: Request) -> Response:
@@ -47,7 +49,10 @@ async def get_model(request: Request) -> Response:
 
 
 def _card(context: GatewayContext, name: str, model: ServedModel) -> ModelCard:
-    return ModelCard(name, model.max_model_len, context.start_time, model.model, parent=model.parent)
+    generates = model.runner == GENERATE
+    capabilities = ModelCapabilities(generates, vision=model.accepts_images, audio=model.accepts_audio)
+    length = model.max_model_len
+    return ModelCard(name, length, context.start_time, model.model, capabilities, length, parent=model.parent)
 
 
 async def tokenize(request: Request) -> Response:

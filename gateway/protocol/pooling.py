@@ -1,4 +1,4 @@
-"""`/v1/embeddings`, `/pooling` and `/classify`; Cohere's `/v2/embed`."""
+"""`/v1/embeddings`, `/pooling` and `/classify`; Cohere's `/v2/embed` and `/v1/embed`."""
 
 from __future__ import annotations
 
@@ -214,3 +214,13 @@ class CohereEmbedResponse(msgspec.Struct):
     texts: list[str]
     meta: CohereMeta
     response_type: str = "embeddings_by_type"
+
+
+class CohereFloatsResponse(msgspec.Struct):
+    """Response of version 1 to a request that names no types."""
+
+    id: str
+    embeddings: list[list[float]]
+    texts: list[str]
+    meta: CohereMeta
+    response_type: str = "embeddings_floats"

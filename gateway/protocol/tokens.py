@@ -50,15 +50,26 @@ class DetokenizeResponse(msgspec.Struct):
     prompt: str
 
 
+class ModelCapabilities(msgspec.Struct):
+    """What a model can do, under the names that Mistral's clients know."""
+
+    completion_chat: bool
+    vision: bool  # reads images
+    audio: bool  # hears audio
+
+
 class ModelCard(msgspec.Struct):
-    """A served model."""
+    """A served model, with what the clients of OpenAI and Mistral need."""
 
     id: str
     max_model_len: int
     created: int
     root: str
+    capabilities: ModelCapabilities
+    max_context_length: int  # max_model_len, under Mistral's name
     object: str = "model"
     owned_by: str = "quire"
+    type: str = "base"  # which Mistral's clients read an answer by
     parent: str | None = None
     permission: list[dict[str, Any]] = []
 

@@ -58,6 +58,7 @@ class Facts:
             vocab_size=info.vocab_size,
             served_model_name=info.served_model_names[0],
             architectures=[info.architecture],
+            model_type=info.model_type,
             eos_token_ids=info.eos_token_ids,
             default_sampling_params_json=_defaults(info.default_sampling),
         )

@@ -257,7 +257,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             max_num_seqs=self.options.max_num_seqs, max_num_batched_tokens=self.options.max_num_batched_tokens,
             max_logprobs=20, fingerprint=self.options.fingerprint,
             prompt_embeds_size=self.options.prompt_embeds_size, accepts_images=self.options.accepts_images,
-            architecture=self.options.architecture,
+            architecture=self.options.architecture, model_type="fake_type",
             default_sampling=common_pb2.SamplingParams(max_tokens=self.options.max_new_tokens),
             adapters=self.adapters.values(), max_loras=self.options.max_loras,
             runner="pooling" if self.options.pooling else self.options.runner, pooling=self.options.pooling,

@@ -88,7 +88,8 @@ async def test_the_size_that_vectors_have_may_be_named(engine: RunningEngine) ->
 
 async def test_what_the_model_says_of_itself(engine: RunningEngine) -> None:
     info = (await engine.stub.GetModelInfo(engine_pb2.GetModelInfoRequest())).model_info
-    assert (info.runner, info.architecture, info.max_model_len, info.num_kv_blocks) == ("pooling", "BertModel", 256, 0)
+    assert (info.runner, info.architecture, info.model_type) == ("pooling", "BertModel", "bert")
+    assert (info.max_model_len, info.num_kv_blocks) == (256, 0)
     pooling = info.pooling
     assert list(pooling.tasks) == [common_pb2.POOLING_TASK_EMBED, common_pb2.POOLING_TASK_TOKEN_EMBED]
     assert (pooling.embedding_size, pooling.pooling_type, pooling.normalize) == (384, "MEAN", True)

@@ -301,7 +301,10 @@ async def test_truncation_keeps_the_end(gateway: GatewayStack) -> None:
 async def test_models_and_tokens(gateway: GatewayStack) -> None:
     models = (await gateway.client.get("/v1/models")).json()
     assert [(card["id"], card["max_model_len"]) for card in models["data"]] == [("fake", 4096)]
-    assert (await gateway.client.get("/v1/models/fake")).json() == models["data"][0]
+    card = models["data"][0]
+    assert (await gateway.client.get("/v1/models/fake")).json() == card
+    assert (card["type"], card["max_context_length"]) == ("base", 4096)  # as Mistral's clients need
+    assert card["capabilities"] == {"completion_chat": True, "vision": False, "audio": False}
     tokens = (await gateway.post("/tokenize", {"prompt": "AB", "return_token_strs": True})).json()
     assert tokens == {"count": 2, "max_model_len": 4096, "tokens": [32, 33], "token_strs": ["A", "B"]}
     assert (await gateway.post("/detokenize", {"tokens": [32, 33]})).json() == {"prompt": "AB"}

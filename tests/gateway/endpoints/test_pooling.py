@@ -279,6 +279,12 @@ async def test_coheres_vectors(stack: Stack) -> None:
     raw = base64.b64decode(answer["embeddings"]["base64"][0])
     assert struct.unpack("4f", raw) == pytest.approx(embedding(ids), abs=1e-6)
     assert answer["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 3}}
+    first = await stack.post("/v1/embed", body)
+    assert (first["response_type"], first["texts"]) == ("embeddings_floats", ["hi"])
+    assert first["embeddings"] == answer["embeddings"]["float"]
+    assert first["meta"] == answer["meta"] | {"api_version": {"version": "1"}}
+    named = await stack.post("/v1/embed", body | {"embedding_types": ["float"]})
+    assert (named["response_type"], list(named["embeddings"])) == ("embeddings_by_type", ["float"])
     cut = await stack.post("/v2/embed", body | {"output_dimension": 2})
     assert cut["embeddings"] == {"float": [pytest.approx(embedding(ids, 2), abs=1e-6)]}
     plain = await stack.post(

@@ -185,7 +185,7 @@ async def test_facts(service: Service) -> None:
     assert (await service.stub.HealthCheck(pb.HealthCheckRequest())).healthy
     model = await service.stub.GetModelInfo(pb.GetModelInfoRequest())
     assert (model.served_model_name, model.is_generation, model.tokenizer_path) == ("fake", True, "tiny")
-    assert model.vocab_size == 50000
+    assert (model.vocab_size, model.model_type) == (50000, "fake_type")
     server = await service.stub.GetServerInfo(pb.GetServerInfoRequest())
     assert (server.server_type, server.data_parallel_size, server.block_size) == ("vllm-grpc", 1, 16)
     assert server.constrained_decoding_start == "first_token"
