@@ -50,7 +50,10 @@ async def get_model(request: Request) -> Response:
 
 def _card(context: GatewayContext, name: str, model: ServedModel) -> ModelCard:
     generates = model.runner == GENERATE
-    capabilities = ModelCapabilities(generates, vision=model.accepts_images, audio=model.accepts_audio)
+    capabilities = ModelCapabilities(
+        completion_chat=generates, function_calling=generates and context.tool_parser is not None,
+        vision=model.accepts_images, audio=model.accepts_audio,
+    )  # fmt: skip
     length = model.max_model_len
     return ModelCard(name, length, context.start_time, model.model, capabilities, length, parent=model.parent)
 

@@ -173,7 +173,7 @@ class CohereEmbedRequest(RequestFields, kw_only=True):
     images: list[str] | None = None  # data: URLs
     output_dimension: int | None = None
     embedding_types: list[Literal["float", "base64", "binary", "ubinary"]] | None = None  # default: float
-    truncate: Literal["NONE", "START", "END"] = "END"
+    truncate: Literal["NONE", "START", "END"] | None = None  # default: END
     max_tokens: int | None = None
     priority: Whole = 0
 

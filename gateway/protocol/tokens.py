@@ -54,6 +54,7 @@ class ModelCapabilities(msgspec.Struct):
     """What a model can do, under the names that Mistral's clients know."""
 
     completion_chat: bool
+    function_calling: bool  # its calls are parsed
     vision: bool  # reads images
     audio: bool  # hears audio
 

@@ -10,6 +10,7 @@ import tokenizers
 
 from benchmarks.models import byte_tokenizer
 from gateway.answers.scores import pieces_of
+from gateway.tool_parsers.tagged_json import Hermes
 from tests.support.gateway_stack import GatewayStack, running_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -298,13 +299,17 @@ async def test_truncation_keeps_the_end(gateway: GatewayStack) -> None:
     assert list(gateway.engine.record.started[-1].prompt_token_ids) == [3, 4]
 
 
-async def test_models_and_tokens(gateway: GatewayStack) -> None:
+async def test_models_and_tokens(gateway: GatewayStack, monkeypatch: pytest.MonkeyPatch) -> None:
     models = (await gateway.client.get("/v1/models")).json()
     assert [(card["id"], card["max_model_len"]) for card in models["data"]] == [("fake", 4096)]
     card = models["data"][0]
     assert (await gateway.client.get("/v1/models/fake")).json() == card
     assert (card["type"], card["max_context_length"]) == ("base", 4096)  # as Mistral's clients need
-    assert card["capabilities"] == {"completion_chat": True, "vision": False, "audio": False}
+    capabilities = {"completion_chat": True, "function_calling": False, "vision": False, "audio": False}
+    assert card["capabilities"] == capabilities
+    monkeypatch.setattr(gateway.context, "tool_parser", Hermes)
+    card = (await gateway.client.get("/v1/models/fake")).json()
+    assert card["capabilities"] == capabilities | {"function_calling": True}
     tokens = (await gateway.post("/tokenize", {"prompt": "AB", "return_token_strs": True})).json()
     assert tokens == {"count": 2, "max_model_len": 4096, "tokens": [32, 33], "token_strs": ["A", "B"]}
     assert (await gateway.post("/detokenize", {"tokens": [32, 33]})).json() == {"prompt": "AB"}
