@@ -136,7 +136,8 @@ class Engine:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last step only had transfers under way and nothing to compute, so the next one is not urgent."""
+        """Whether the last step had nothing to compute, so the next one is not urgent: there are transfers under way, or
+        sequences wait for the memory of others that listen."""
         return self._is_waiting or (self._hand_overs.is_holding and not (self._is_stepping or self._in_flight))
 
     @property
@@ -275,12 +276,12 @@ class Engine:
         if batch.has_work:
             self._submit(batch)
             self._send_masks(batch)
+        self._is_waiting = not any(each.sequences for each in (batch, *self._in_flight))
         while self._in_flight and (len(self._in_flight) >= self._most_in_flight or not batch.sequences):
             oldest = self._in_flight[0]
             self._collect()
             if oldest.sequences and not batch.sequences:  # with its results, the next step may have sequences
                 break
-        self._is_waiting = batch.has_work and not any(each.sequences for each in (batch, *self._in_flight))
 
     def _collect_all(self) -> None:
         """Collects results until no step is under way."""

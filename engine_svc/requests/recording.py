@@ -68,9 +68,9 @@ class Recording:
             raise _refused("the recording is over")
         for each in audio.inputs:
             each.check()
-        if [each.name for each in audio.inputs] != [each.name for each in self.image.inputs]:
-            raise _refused("it does not have the inputs with which the recording began")
         count, least = audio.num_frames, _LAST_TOKENS if is_last else 1
+        if _form(audio) != _form(self.image) or any(each.shape[-1] != count for each in audio.inputs):
+            raise _refused("it does not have the inputs with which the recording began, or they differ in their frames")
         if count % self._frames_per_token or count < least * self._frames_per_token:
             raise _refused(f"it has {count} frames; expected those of {least} or more whole tokens, "
                            f"{self._frames_per_token} each")  # fmt: skip
@@ -105,6 +105,11 @@ class Recording:
         self.image.__dict__["digest"] = digest
         self._begun, self._more = [], []
         self.num_heard = self.tokens_of(self.image)
+
+
+def _form(audio: Image) -> list[tuple[str, str, tuple[int, ...]]]:
+    """What all pieces of a recording have in common: `_joined` relies on it, in the engine's thread."""
+    return [(each.name, each.dtype, each.shape[:-1]) for each in audio.inputs]
 
 
 def _joined(audios: Sequence[Image]) -> Image:

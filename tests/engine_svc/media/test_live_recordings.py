@@ -164,6 +164,19 @@ def test_one_that_listens_leaves_the_engine_idle(folder: Path, whole: Generation
         assert listener.ended[1] == (FinishReason.ABORT, None)
 
 
+def test_who_finds_no_place_beside_it_waits(folder: Path, whole: GenerationRequest, expected: list[int]) -> None:
+    with running_engine(folder, max_num_seqs=1) as engine:
+        listener = Listener(engine)
+        engine.add(1, begun(whole))
+        listener.settle()
+        engine.add(2, whole)
+        advance(engine)
+        assert engine.has_work and engine.is_waiting
+        engine.abort(1)
+        listener.settle()
+        assert listener.token_ids[2] == expected
+
+
 def test_it_may_write_less(folder: Path, whole: GenerationRequest, expected: list[int]) -> None:
     with running_engine(folder) as engine:
         listener = Listener(engine)
@@ -213,6 +226,28 @@ def test_wrong_audio_ends_the_request(
         listener.settle()
         reason, error = listener.ended[1]
     assert reason is FinishReason.ERROR and isinstance(error, InvalidRequest) and message in error.message
+
+
+def test_audio_of_another_form_ends_the_request_alone(folder: Path, whole: GenerationRequest) -> None:
+    """Even if it comes together with what fits."""
+    piece = part(whole.images[0], 0, 1)
+    features, mask = piece.inputs
+    others = (
+        (replace(features, shape=(1, 8, FRAMES), data=features.data[: 32 * FRAMES]), mask),
+        (replace(features, dtype="uint8", data=features.data[: 16 * FRAMES]), mask),
+        (features, replace(mask, shape=(1, 2 * FRAMES), data=2 * mask.data)),
+        (features, replace(mask, shape=(FRAMES,))),
+    )
+    with running_engine(folder) as engine:
+        listener = Listener(engine)
+        for key, inputs in enumerate(others):
+            engine.add(key, begun(whole))
+            listener.settle()
+            engine.hear(key, piece, is_last=False)
+            engine.hear(key, replace(piece, inputs=inputs), is_last=False)
+            listener.settle()
+            reason, error = listener.ended[key]
+            assert (reason, "they differ in their frames" in str(error)) == (FinishReason.ERROR, True)
 
 
 def test_only_recordings_that_are_over_end_or_go_on_elsewhere(whole: GenerationRequest) -> None:
