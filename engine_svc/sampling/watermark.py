@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +21,12 @@ from quire.options.watermark import WatermarkConfig
 from quire.sampling import SamplingParameters
 from quire.watermark import NO_TOKEN, noise_words, uniform
 
-_MOST_ROWS = 16  # whose noise is computed at a time, because that takes many copies of their logits
+# Rows that are marked at a time, because noise takes many copies of their logits, and the search for their contexts
+# many numbers for each token.
+_MOST_ROWS = 16
 
 
-@dataclass(frozen=True)
-class _Marked:
+class _Marked(NamedTuple):
     """Rows of slots that are marked: tensors of the same length, on the device."""
 
     rows: torch.Tensor
@@ -125,35 +127,28 @@ class Watermark:
         chosen = [row for row, slot in enumerate(rows.slots) if slot in self]
         if not chosen:
             return token_ids, None
-        slots = [rows.slots[row] for row in chosen]
-        marked = self._marked(chosen, slots, [rows.num_tokens[row] for row in chosen])
-        contexts = self._tokens_before(marked, marked.positions, marked.prompts)
-        found = torch.cat([
-            self._draw(
-                processed_logits(logits[marked.rows[part]], [parameters[row] for row in chosen[part]]),
-                contexts[part], slots[part], [rows.num_tokens[row] for row in chosen[part]],
-            )
-            for part in (slice(start, start + _MOST_ROWS) for start in range(0, len(chosen), _MOST_ROWS))
-        ])  # fmt: skip
-        plain = token_ids[marked.rows]
-        kept = broken[marked.rows] | self._repeat(marked, contexts, self._searched(rows, chosen))
-        return token_ids.index_copy(0, marked.rows, torch.where(kept, plain, found)), _Recorder(self._tokens, marked)
+        marked, found = self._marked(rows, chosen), token_ids.clone()
+        for start in range(0, len(chosen), _MOST_ROWS):
+            part = slice(start, start + _MOST_ROWS)
+            own, at = _Marked(*(each[part] for each in marked)), chosen[part]
+            contexts = self._tokens_at(own, _before(own.positions, self._width), own.prompts)
+            drawn = self._draw(
+                processed_logits(logits[own.rows], [parameters[row] for row in at]), contexts,
+                [rows.slots[row] for row in at], [rows.num_tokens[row] for row in at],
+            )  # fmt: skip
+            kept = broken[own.rows] | self._repeat(own, contexts, self._searched(rows, at))
+            found[own.rows] = torch.where(kept, token_ids[own.rows], drawn)
+        return found, _Recorder(self._tokens, marked)
 
-    def _marked(self, rows: list[int], slots: list[int], positions: list[int]) -> _Marked:
+    def _marked(self, rows: SampledRows, chosen: list[int]) -> _Marked:
+        slots, positions = [rows.slots[row] for row in chosen], [rows.num_tokens[row] for row in chosen]
         prompts = [self._prompts[slot] for slot in slots]
-        return _Marked(*(to_device(each, self._device) for each in (rows, slots, positions, prompts)))
+        return _Marked(*(to_device(each, self._device) for each in (chosen, slots, positions, prompts)))
 
-    def _tokens_before(self, marked: _Marked, positions: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-        """The tokens before positions of the rows: int64 [..., width], NO_TOKEN before `first`.
-
-        Args:
-            positions: int64 [rows] or [rows, positions].
-            first: int64, of the same number of dimensions.
-        """
-        places = positions[..., None] - torch.arange(self._width, 0, -1, device=self._device)
-        slots = marked.slots.view(-1, *[1] * (places.dim() - 1))
-        tokens = self._tokens[slots, places % self._tokens.shape[1]].long()
-        return tokens.masked_fill_(places < first[..., None], NO_TOKEN)
+    def _tokens_at(self, marked: _Marked, places: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        """The tokens at places [rows, places], NO_TOKEN before `first` [rows]: int64."""
+        tokens = self._tokens[marked.slots[:, None], places % self._tokens.shape[1]].long()
+        return tokens.masked_fill_(places < first[:, None], NO_TOKEN)
 
     def _searched(self, rows: SampledRows, chosen: Sequence[int]) -> int:
         """The most positions that any row's context is looked for at."""
@@ -176,10 +171,12 @@ class Watermark:
         if not count:
             return torch.full_like(marked.slots, scope == "all", dtype=torch.bool)
         first = marked.prompts if scope == "single_turn" else torch.zeros_like(marked.prompts)
-        before = self._tokens_before(marked, marked.positions, first)
-        earlier = marked.positions[:, None] - torch.arange(1, count + 1, device=self._device)
-        others = self._tokens_before(marked, earlier, first[:, None])
-        repeats = ((others == before[:, None]).all(-1) & (earlier >= first[:, None])).any(-1)
+        tokens = self._tokens_at(marked, _before(marked.positions, self._width), first)
+        earlier = _before(marked.positions, count)
+        same = earlier >= first[:, None]
+        for back in range(1, self._width + 1):
+            same &= self._tokens_at(marked, earlier - back, first) == tokens[:, -back, None]
+        repeats = same.any(-1)
         if scope == "all":
             repeats |= (contexts == NO_TOKEN).any(-1)
         return repeats
@@ -207,3 +204,8 @@ class Watermark:
         columns = [contexts[:, index, None] for index in range(self._width)]
         words = torch.stack(noise_words(key, columns, quads), dim=-1).flatten(1)[:, :size]
         return (logits - torch.log(-torch.log(uniform((words >> 8).double())))).argmax(-1)
+
+
+def _before(positions: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` positions before each of some, the last one at the end: int64 [rows, count]."""
+    return positions[:, None] - torch.arange(count, 0, -1, device=positions.device)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine_svc.plan import SamplingPlan
 from engine_svc.requests.request import RequestLimits
@@ -125,6 +126,30 @@ def test_rows_are_as_they_are_alone() -> None:
     assert greedy == int(logits[1].argmax())
     assert [out] == answer(None, plans[2], logits[2:3], [1, 2])
     assert (broken, together.broken.broken.tolist()) == (0, [False, False, False, True])
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that is made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and not found._is_view():
+            self.numbers = max(self.numbers, found.numel())
+        return found
+
+
+def test_memory_does_not_grow_with_rows_or_contexts() -> None:
+    known, plan = [*range(1, 9)] * 8, sampling_plan(temperature=1.0, seed=7)
+    config = replace(CONFIG, context_width=8, deduplicate_contexts="all")
+    watermark, logits = Watermark(config, 40, 65, CPU), torch.zeros(40, SIZE)
+    for slot in range(40):
+        watermark.add(slot, plan, known, 2)
+    chosen, broken = torch.zeros(40, dtype=torch.int64), torch.zeros(40, dtype=torch.bool)
+    with Largest() as largest:
+        watermark.choose(logits, chosen, broken, SampledRows(range(40), [64] * 40), [plan.parameters] * 40)
+    assert largest.numbers == 16 * 64
 
 
 @pytest.fixture(scope="module")
