@@ -129,7 +129,8 @@ class WeightTransfer:
 
         Raises:
             Conflict: no trainer has joined.
-            FailedPrecondition: there is no place for them; or no draft model, or not one whose weights can be sent.
+            FailedPrecondition: there is no place for them; or no draft model; or not one whose weights can be sent, and
+                the group has been left.
         """
         speculation = self._options.speculative.chosen()
         method = None if speculation is None else speculation.chosen_method
@@ -142,7 +143,8 @@ class WeightTransfer:
             await self._drop_received()
             self._of_draft = of_draft and method != MTP
             if refusals := await self._administration.upkeep(CheckTensors([], self._of_draft)):
-                raise FailedPrecondition(f"{refusals[0]}.")
+                await self._forget()
+                raise FailedPrecondition(f"{refusals[0]}. The group has been left, and nothing has changed.")
             try:
                 self._received = await asyncio.to_thread(self._folders.make)
             except OSError as error:

@@ -86,8 +86,9 @@ class PoolingRunner:
         )
         given, shape = options.scheduler.max_num_batched_tokens, self._loaded.attention.shape
         self._budget = given or max(_LEAST_BUDGET, token_budget(self._device))
-        most = max(self._budget, self._loaded.max_model_len)
         self._most_sequences = options.scheduler.most_sequences
+        added = len(form.added_token_ids) * self._most_sequences  # which the budget does not count
+        most = max(self._budget, self._loaded.max_model_len) + added
         self._num_blocks = -(-most // shape.block_size) + min(self._most_sequences, most)
         self._adapters = PooledAdapters(loaded.adapters, most)
         self._cache: torch.Tensor | None = None

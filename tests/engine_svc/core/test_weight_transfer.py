@@ -296,3 +296,21 @@ async def test_no_draft_model_no_weights_of_it(engine: RunningEngine) -> None:
         await engine.worker.join_trainer(group_of(engine, trainer), SECONDS)
         error = await failure(engine.worker.transfer.start(of_draft=True))
         assert (type(error), "There is no draft model" in error.message) == (FailedPrecondition, True)
+
+
+async def test_a_draft_model_whose_weights_cannot_be_sent(served: Path, tmp_path: Path) -> None:
+    """The ranks leave the group, which the worker must know."""
+    options: dict[str, Any] = {
+        "dtype": "float32", "use_tqdm_on_load": False, "num_gpu_blocks_override": 64, "max_model_len": 64,
+        "weight_transfer_config": {"folder": str(tmp_path / "received")},
+        "speculative_config": {"model": str(shutil.copytree(served, tmp_path / "draft")), "num_speculative_tokens": 3},
+    }  # fmt: skip
+    (tmp_path / "received").mkdir()
+    executor = create_executor(engine_options(**options).parallel)
+    async with running_engine(executor, ModelOptions(model=str(served)), **options) as engine:
+        with start_trainer(engine) as trainer:
+            await engine.worker.join_trainer(group_of(engine, trainer), SECONDS)
+            (tmp_path / "draft" / "model.safetensors").unlink()
+            error = await failure(engine.worker.transfer.start(of_draft=True))
+            assert (type(error), "The group has been left" in error.message) == (FailedPrecondition, True)
+            assert isinstance(await failure(engine.worker.transfer.start()), Conflict)

@@ -17,7 +17,7 @@ from quire.options.model import ModelOptions
 from tests.engine_svc.pooling.test_pooled_images import CASES, sequences_of
 from tests.support.engine_options import engine_options
 from tests.support.lora import write_adapter
-from tests.support.pooled_models import change_config, place_adapters, run, runner_of, values_of
+from tests.support.pooled_models import change_config, place_adapters, run, runner_of, sequence, values_of
 from tests.support.run_engine import random_prompts
 from tests.support.vision_models import make_vision_model
 from tests.support.vision_models.reference import load_model, reference_hidden
@@ -90,7 +90,7 @@ def test_adapters(tmp_path: Path) -> None:
     assert not torch.allclose(found[1], found[2])
 
 
-def test_scores_of_jinas_reranker(tmp_path: Path) -> None:
+def test_scores_of_jinas_reranker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By the hidden state of a token that is added behind the prompt."""
     folder = make_vision_model(tmp_path, "qwen2_vl")
     model = load_model(folder, torch.float32).model
@@ -111,3 +111,11 @@ def test_scores_of_jinas_reranker(tmp_path: Path) -> None:
     (delta,) = engine.step()
     found = torch.cat([values_of(each) for each in delta.pooled])
     torch.testing.assert_close(found, torch.sigmoid(expected - 2.65), atol=1e-4, rtol=1e-3)
+    adapter = write_adapter(tmp_path / "adapter", {"model.layers.0.self_attn.q_proj": (64, 64)}, size=0.5)
+    count = sum(map(len, PROMPTS))  # what a step takes, not counting what is added
+    runner = runner_of(folder, enable_lora=True, max_num_batched_tokens=count, max_model_len=count)
+    place_adapters(runner, {1: adapter.folder})
+    given = [sequence([*each, 100], "classify", adapter_slot=1) for each in PROMPTS]
+    alone = [run(runner, [each])[0] for each in given]
+    torch.testing.assert_close(run(runner, given), alone)
+    assert "cannot run together" not in caplog.text
