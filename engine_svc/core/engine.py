@@ -136,8 +136,10 @@ class Engine:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last step had nothing to compute, so the next one is not urgent: there are transfers under way, or
-        sequences wait for the memory of others that listen."""
+        """Whether the last step had nothing to compute, so the next one is not urgent.
+
+        There are transfers under way, or sequences wait for the slots or memory of others that listen.
+        """
         return self._is_waiting or (self._hand_overs.is_holding and not (self._is_stepping or self._in_flight))
 
     @property

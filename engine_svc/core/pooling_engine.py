@@ -276,6 +276,8 @@ class PoolingEngine(Generic[Request, Given, Output]):
         )  # fmt: skip
 
     def _adapter_loads(self) -> tuple[AdapterLoad, ...]:
+        if not self._adapters.is_serving:
+            return ()
         live = list(self._live.values())
         return self._adapters.loads((e for e in live if e.adapter_slot), (e for e in live if not e.adapter_slot))
 

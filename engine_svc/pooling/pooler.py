@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -14,6 +16,7 @@ from engine_svc.ops.base import Ops
 from engine_svc.pooling.adapters import adapter_slots
 from engine_svc.pooling_form.form import CLASSIFY, EMBED, TOKEN_EMBED, PoolingForm
 from engine_svc.pooling_plan import PooledSequence
+from engine_svc.runner.adapters import NOTHING
 from engine_svc.transfer import to_device
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
@@ -79,7 +82,7 @@ class Pooler:
         return [_cut(values, sequence) for values, sequence in zip(pooled, sequences, strict=True)]
 
     def _classes(self, pooled: torch.Tensor, sequences: Sequence[PooledSequence]) -> Sequence[torch.Tensor]:
-        logits = self._logits(pooled, sequences)
+        logits = self._logits(pooled, adapter_slots(sequences))
         active = self._activate(logits)
         return [active[i] if sequence.use_activation else logits[i] for i, sequence in enumerate(sequences)]
 
@@ -91,29 +94,27 @@ class Pooler:
         """
         if sequence.task == TOKEN_EMBED:
             is_projected = self._form.is_late_interaction and self._dense is not None
-            with self._rows([sequence] * len(hidden)):
+            with self._rows(np.full(len(hidden), sequence.adapter_slot)):
                 return _cut(self._dense(hidden) if is_projected and self._dense else hidden, sequence)
         form = self._form
         if form.is_by_steps:
             hidden = hidden[torch.tensor(sequence.token_ids, device=hidden.device) == form.step_tag_id]
-        logits = self._logits(hidden, [sequence] * len(hidden))
+        logits = self._logits(hidden, np.full(len(hidden), sequence.adapter_slot))
         if form.returned_token_ids:
             logits = logits[:, list(form.returned_token_ids)]
         return self._activate(logits) if sequence.use_activation else logits
 
-    def _rows(self, sequences: Sequence[PooledSequence]) -> contextlib.AbstractContextManager[None]:
-        """Context in which a head's rows are computed: row i is of sequences[i]."""
-        if self._adapters is None:
-            return contextlib.nullcontext()
-        return self._adapters.rows(adapter_slots(sequences))
+    def _rows(self, slots: npt.NDArray[np.int64]) -> contextlib.AbstractContextManager[None]:
+        """Context in which a head's rows are computed, each with the adapter in its slot."""
+        return NOTHING if self._adapters is None else self._adapters.rows(slots)
 
-    def _logits(self, hidden: torch.Tensor, sequences: Sequence[PooledSequence]) -> torch.Tensor:
+    def _logits(self, hidden: torch.Tensor, slots: npt.NDArray[np.int64]) -> torch.Tensor:
         """
         Args:
-            sequences: of each row.
+            slots: see `_rows`.
         """
         assert self._head is not None
-        with self._rows(sequences):
+        with self._rows(slots):
             logits = self._head(hidden)
         if self._form.logit_mean or self._form.logit_sigma != 1.0:
             logits = (logits - self._form.logit_mean) / self._form.logit_sigma
