@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import wave
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 Pcm = npt.NDArray[np.int16]
 SAMPLE_BYTES = 2
-LIVE_RATE = 16_000  # samples a second of audio that comes while it is spoken
+LIVE_RATE: Final = 16_000  # samples a second of audio that comes while it is spoken
 
 WINDOW_SECONDS = 0.1  # whose loudness counts
 _LAST_SECONDS, _LAST_SHARE = 1.0, 0.25  # of a piece that may be cut off: the shorter of both

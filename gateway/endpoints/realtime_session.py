@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,22 +24,16 @@ from gateway.answers.deltas import ChoiceUpdate, content_of
 from gateway.answers.seams import JoinedTexts
 from gateway.context import context_of
 from gateway.endpoints.heard_recording import MOST_BYTES, HeardRecording
+from gateway.endpoints.realtime_events import OpenAIEvents, RealtimeEvents, VllmEvents, session_created
 from gateway.endpoints.transcriber import Transcriber
 from gateway.protocol.common import Usage
-from gateway.protocol.realtime import (
-    AudioAppend,
-    ClientEvent,
-    RealtimeError,
-    ServerEvent,
-    SessionCreated,
-    SessionUpdate,
-    TranscriptionDelta,
-    TranscriptionDone,
-)
+from gateway.protocol.openai_realtime import LiveAudioSettings, LiveFormat, LiveInput, LiveTranscription
+from gateway.protocol.realtime import AudioAppend, ClientEvent, SessionUpdate
 from gateway.protocol.transcription import TranscriptionRequest
 from gateway.requests.caller import tenant_of
 from gateway.requests.live_audio import LiveAudio, samples_of
 from gateway.requests.named_key import NamedKey
+from gateway.requests.resampling import Resampler
 from gateway.requests.transcription import Transcribing, check_reads_audio, transcribing
 from gateway.requests.wrong_field import wrong_field
 from quire.error_tables import mapping_of
@@ -53,8 +46,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_WAITING = 8  # segments; while there are so many, nothing is read from the connection
 _EVENTS = (
-    "Events are session.update (model, language, prompt), input_audio_buffer.append (audio) and "
-    "input_audio_buffer.commit (final)."
+    "Events are session.update (model, language, prompt; or a session of type transcription), "
+    "input_audio_buffer.append (audio) and input_audio_buffer.commit (final)."
 )
 _IDLE, _REVOKED, _FAILED, _RESTARTING = 1001, 1008, 1011, 1012  # codes with which connections are closed
 
@@ -80,11 +73,10 @@ class _Transcript:
         self._told += added
         return added
 
-    @property
-    def done(self) -> TranscriptionDone:
+    def done(self, events: RealtimeEvents) -> msgspec.Struct:
         """The event of its end."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
-        return TranscriptionDone(self._told, Usage(prompt, prompt + completion, completion))
+        return events.done(self._told, Usage(prompt, prompt + completion, completion))
 
 
 class RealtimeSession:
@@ -94,6 +86,9 @@ class RealtimeSession:
         self._socket, self._context = socket, context_of(socket)
         self._id = f"sess-{uuid.uuid4().hex}"
         self._options = self._context.options
+        self._events: RealtimeEvents = VllmEvents()
+        self._format, self._told = LiveFormat(rate=LIVE_RATE), LiveTranscription()
+        self._resampler: Resampler | None = None  # of audio that comes faster
         self._audio = LiveAudio(self._options.realtime_segment_seconds)
         self._segments: asyncio.Queue[_Segment] = asyncio.Queue(_MOST_WAITING)
         self._asked: Transcribing | None = None
@@ -120,9 +115,11 @@ class RealtimeSession:
     async def run(self) -> None:
         """Serves the connection to its end."""
         with contextlib.suppress(WebSocketDisconnect):
-            await self._send(SessionCreated(self._id, int(time.time())))
+            if self._socket.query_params.get("intent") == "transcription":
+                self._speak_openai()
+            await self._send(session_created(self._id, self._settings))
             if model := self._socket.query_params.get("model"):
-                await self._try(SessionUpdate(model))
+                await self._try(SessionUpdate(model=model))
             await self._serve()
 
     async def _serve(self) -> None:
@@ -182,7 +179,7 @@ class RealtimeSession:
                 await self._try(event)
         seconds = self._options.realtime_idle_seconds
         idle = f"No event has arrived for {seconds:g} s (--realtime-idle-seconds); the connection is closed."
-        await self._send(RealtimeError(idle, "idle_timeout", None))
+        await self._send(self._events.error(idle, "idle_timeout", None, None))
         await self._socket.close(_IDLE)
 
     async def _received(self) -> Message | None:
@@ -200,7 +197,7 @@ class RealtimeSession:
         try:
             await self._handle(event)
         except QuireError as error:
-            await self._tell(error)
+            await self._tell(error, event.event_id)
 
     async def _handle(self, event: ClientEvent) -> None:
         """
@@ -208,17 +205,24 @@ class RealtimeSession:
             QuireError: the event is wrong.
         """
         if isinstance(event, SessionUpdate):
-            self._asked = await self._asked_by(event)
+            await self._update(event)
         elif self._asked is None:
             raise InvalidRequest(
                 'No model has been named. Send {"type": "session.update", "model": "..."} first.', parameter="model"
             )
         elif isinstance(event, AudioAppend):
             samples = samples_of(event.audio)
-            for segment in [self._audio.take() + samples] if self._hears_live else self._audio.append(samples):
-                await self._enqueue(_Segment(segment))
+            await self._hear_samples(self._resampler.add(samples) if self._resampler else samples)
         else:
-            await self._put(is_final=event.final)
+            is_final = self._events.commits_end if event.final is None else event.final
+            if is_final and (committed := self._events.committed()):
+                await self._send(committed)
+            await self._put(is_final=is_final)
+
+    async def _hear_samples(self, samples: bytes) -> None:
+        for segment in [self._audio.take() + samples] if self._hears_live else self._audio.append(samples):
+            if segment:
+                await self._enqueue(_Segment(segment))
 
     @property
     def _hears_live(self) -> bool:
@@ -227,6 +231,8 @@ class RealtimeSession:
 
     async def _put(self, *, is_final: bool) -> None:
         """Makes a segment of what is left."""
+        if self._resampler and is_final:
+            await self._hear_samples(self._resampler.end())
         samples = self._audio.take()
         if samples or is_final:
             await self._enqueue(_Segment(samples, is_final))
@@ -235,8 +241,42 @@ class RealtimeSession:
         self._num_waiting += 1
         await self._segments.put(segment)
 
-    async def _asked_by(self, event: SessionUpdate) -> Transcribing:
-        body = TranscriptionRequest(model=event.model, language=event.language, prompt=event.prompt)
+    async def _update(self, event: SessionUpdate) -> None:
+        """
+        Raises:
+            QuireError: the event is wrong.
+        """
+        told, form = LiveTranscription(event.model, event.language, event.prompt), self._format
+        if event.session is not None:
+            self._speak_openai()
+            if told != LiveTranscription():
+                raise InvalidRequest(
+                    "Send either a session, or model, language and prompt beside it.", parameter="session"
+                )
+            given = event.session.audio.input
+            told, form = given.transcription or self._told, given.format or self._format
+            told = msgspec.structs.replace(told, model=told.model or self._told.model)
+        self._asked, self._told = await self._asked_by(told), told
+        self._take_format(form)
+        if updated := self._events.updated(self._settings):
+            await self._send(updated)
+
+    @property
+    def _settings(self) -> LiveAudioSettings:
+        return LiveAudioSettings(LiveInput(self._format, self._told))
+
+    def _speak_openai(self) -> None:
+        """From here on, events have the form of OpenAI's clients, and audio has their rate unless they name another."""
+        if isinstance(self._events, VllmEvents):
+            self._events = OpenAIEvents(self._id)
+            self._take_format(LiveFormat())
+
+    def _take_format(self, form: LiveFormat) -> None:
+        if form != self._format:
+            self._format, self._resampler = form, None if form.rate == LIVE_RATE else Resampler()
+
+    async def _asked_by(self, told: LiveTranscription) -> Transcribing:
+        body = TranscriptionRequest(model=told.model, language=told.language, prompt=told.prompt)
         self._context.require_tokenizer("A transcription", "model")
         model = self._context.fleet.model(body.model, GENERATE)
         check_reads_audio(model)
@@ -256,7 +296,7 @@ class RealtimeSession:
             except QuireError as error:
                 await self._tell(error)
             if segment.is_final:
-                done, self._transcript = self._transcript.done, _Transcript()
+                done, self._transcript = self._transcript.done(self._events), _Transcript()
                 await self._send(done)
             self._num_waiting -= 1
             self._segments.task_done()
@@ -341,7 +381,7 @@ class RealtimeSession:
 
     async def _tell_text(self, piece: int, update: ChoiceUpdate) -> None:
         if text := self._transcript.add(piece, update):
-            await self._send(TranscriptionDelta(text))
+            await self._send(self._events.delta(text))
 
     @contextlib.contextmanager
     def _admitted(self) -> Iterator[Request]:
@@ -362,15 +402,16 @@ class RealtimeSession:
             if admission is not None:
                 admission.end()
 
-    async def _tell(self, error: QuireError) -> None:
-        await self._send(RealtimeError(error.message, mapping_of(error).http_type, error.parameter or None))
+    async def _tell(self, error: QuireError, event_id: str | None = None) -> None:
+        code, parameter = mapping_of(error).http_type, error.parameter or None
+        await self._send(self._events.error(error.message, code, parameter, event_id))
 
     async def _close(self, error: QuireError, code: int) -> None:
         """Says why the session ends, and closes the connection."""
         await self._tell(error)
         await self._socket.close(code)
 
-    async def _send(self, event: ServerEvent) -> None:
+    async def _send(self, event: msgspec.Struct) -> None:
         await self._socket.send_text(msgspec.json.encode(event).decode())
 
 

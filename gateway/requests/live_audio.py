@@ -60,8 +60,7 @@ def samples_of(audio: str) -> bytes:
         found = base64.b64decode(audio, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequest(
-            f"audio is {audio[:_SHOWN]!r}, which is no base64. Send samples of 16 bits (PCM16, 16 kHz, mono) in "
-            "base64.",
+            f"audio is {audio[:_SHOWN]!r}, which is no base64. Send samples of 16 bits (PCM16, mono) in base64.",
             parameter="audio",
         ) from None
     if not found or len(found) % SAMPLE_BYTES:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from openai import AsyncOpenAI
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -132,6 +133,84 @@ async def test_vllms_clients(stack: GatewayStack, renderer: Renderer) -> None:
     assert [num_samples(file) for file in renderer.files] == [3200, 800]
 
 
+async def test_openais_clients(stack: GatewayStack, renderer: Renderer) -> None:
+    """Their audio has 24,000 samples a second, and each commit ends a transcript."""
+    own = AsyncOpenAI(api_key="key", base_url=f"http://127.0.0.1:{stack.port}/v1", max_retries=0)
+    async with own, own.realtime.connect(model="fake", extra_query={"intent": "transcription"}) as client:
+
+        async def event(kind: str) -> Any:
+            found = await asyncio.wait_for(client.recv(), 30)
+            assert found.type == kind, found
+            return found
+
+        transcript = "conversation.item.input_audio_transcription"
+        created = (await event("session.created")).session
+        assert (created.type, created.audio.input.format.rate) == ("transcription", 24_000)
+        assert (await event("session.updated")).session.audio.input.transcription.model == "fake"
+        asked: Any = {"model": "fake", "language": "de", "prompt": "Names: Ann."}
+        await client.session.update(
+            session={"type": "transcription", "audio": {"input": {"transcription": asked, "turn_detection": None}}}
+        )
+        assert (await event("session.updated")).session.id == created.id
+        items = []
+        for said in ("word 0", "word 1"):
+            await client.input_audio_buffer.append(audio=append(4800)["audio"])
+            await client.input_audio_buffer.commit()
+            items.append((await event("input_audio_buffer.committed")).item_id)
+            text = ""
+            while (found := await client.recv()).type == f"{transcript}.delta":
+                text += found.delta or ""
+            assert found.type == f"{transcript}.completed"
+            assert (found.transcript, found.item_id, found.usage.output_tokens) == (text, items[-1], 8)
+            assert text == said
+        assert items[0] != items[1]
+        realtime: Any = {"type": "realtime", "instructions": "Sing."}
+        await client.session.update(session=realtime, event_id="mine")
+        error = (await event("error")).error
+        assert (error.param, "'realtime'" in error.message) == ("session.type", True)
+        await client.send({"type": "session.update", "event_id": "mine", "model": "other"})  # type: ignore[typeddict-item]
+        error = (await event("error")).error
+        assert (error.type, error.param, error.event_id) == ("NotFoundError", "model", "mine")
+    assert renderer.texts == ["Names: Ann. The language is German."] * 2
+    assert [num_samples(file) for file in renderer.files] == [3202, 3202]
+
+
+async def test_what_openais_sessions_may_ask_for(stack: GatewayStack, renderer: Renderer) -> None:
+    """The form is theirs from the first session on, even if that is refused; what they do not name stays."""
+
+    async def update(**given: Any) -> dict[str, Any]:
+        session = {"type": "transcription", "audio": {"input": given}}
+        await tell(client, {"type": "session.update", "session": session})
+        return await told(client)
+
+    async with connected(stack) as client:
+        created = await told(client)
+        assert created["session"]["audio"]["input"]["format"] == {"type": "audio/pcm", "rate": 16_000}
+        for refused_settings, words in (
+            ({"turn_detection": {"type": "server_vad"}}, "turn_detection: Expected `null`"),
+            ({"noise_reduction": {"type": "near_field"}}, "noise_reduction: Expected `null`"),
+            ({"format": {"type": "audio/pcmu"}}, "'audio/pcmu'"),
+            ({"format": {"rate": 8000}}, "Invalid enum value 8000"),
+            ({"transcription": {"delay": "low"}}, "unknown field `delay`"),
+        ):
+            error = await update(**refused_settings)
+            assert words in str(error["error"])
+        error = await update(transcription={"model": "other"})
+        assert (error["error"]["param"], error["error"]["type"]) == ("model", "NotFoundError")
+        named = {"model": "fake", "language": "de", "prompt": None}
+        assert (await update(transcription=named))["type"] == "session.updated"
+        updated = await update(format={"type": "audio/pcm", "rate": 16_000})
+        heard = {"format": {"type": "audio/pcm", "rate": 16_000}, "transcription": named}
+        assert updated["session"]["audio"]["input"] == heard | {"turn_detection": None, "noise_reduction": None}
+        both = {"type": "session.update", "model": "fake", "session": {"type": "transcription"}}
+        await tell(client, both, append(800), COMMIT)
+        assert "either a session" in (await told(client))["error"]["message"]
+        assert (await told(client))["previous_item_id"] is None
+        while not (event := await told(client))["type"].endswith("completed"):
+            assert event["delta"]
+    assert [num_samples(file) for file in renderer.files] == [800]
+
+
 async def test_segments(stack: GatewayStack, renderer: Renderer) -> None:
     """Each is transcribed when it is long enough, or committed; their texts become one."""
     quiet = np.full(32_000, 1000, "<i2")
@@ -165,7 +244,8 @@ async def test_wrong_events(stack: GatewayStack) -> None:
             ('{"a":' * 10_000, "nested too deeply", None),
             ({"type": "response.create"}, "Invalid value 'response.create'", "type"),
             ({"audio": "AAA="}, "missing required field `type`", "type"),
-            (UPDATE | {"session": {}}, "unknown field `session`", None),
+            (UPDATE | {"temperature": 1}, "unknown field `temperature`", None),
+            (UPDATE | {"session": {}}, "missing required field `type`", "session.type"),
             (UPDATE | {"model": "other"}, "'other'", "model"),
             (UPDATE | {"language": "xx"}, "language is 'xx'", "language"),
         ):
