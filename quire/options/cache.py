@@ -47,8 +47,8 @@ class CacheOptions:
     )  # fmt: skip
     kv_cache_dtype_skip_layers: tuple[str, ...] = option(
         (), "With an 8-bit --kv-cache-dtype, layers whose keys and values stay in the model's own data type: numbers "
-        f"of layers, or {SLIDING_WINDOW} for those with a sliding window.", metavar=f"NUMBER|{SLIDING_WINDOW}",
-        following=rf"\d+|{SLIDING_WINDOW}", affects_output=True,
+        f"of layers, or {SLIDING_WINDOW} for those with a sliding window. Takes several words.",
+        metavar=f"NUMBER|{SLIDING_WINDOW}", following=rf"\d+|{SLIDING_WINDOW}", affects_output=True,
     )  # fmt: skip
     calculate_kv_scales: bool = option(
         False,
@@ -109,8 +109,8 @@ class CacheOptions:
     )  # fmt: skip
 
     offload_group_size: int = option(
-        0, "Of each so many layers, the last --offload-num-in-group are kept in host memory, as with --cpu-offload-gb, "
-        "which counts bytes instead; 0 for none. No effect on a CPU.", minimum=0, maximum=1024,
+        0, "Number of layers of a group, of which the last --offload-num-in-group are kept in host memory, as with "
+        "--cpu-offload-gb, which counts bytes instead; 0 for none. No effect on a CPU.", minimum=0, maximum=1024,
     )  # fmt: skip
     offload_num_in_group: int = option(
         1, "Number of layers of each group that are kept in host memory; see --offload-group-size.", minimum=1,
