@@ -15,12 +15,11 @@ from gateway.context import GatewayContext
 from gateway.metrics.fleet import used_share, waiting_requests
 from quire.errors import Unavailable
 from quire.runners import GENERATE
+from quire.sampling import MODEL_DEFAULTS
 
 if TYPE_CHECKING:
     from quire.v1 import common_pb2
 
-# The defaults that a caller applies itself, as all fields of its requests are set.
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _RATE_SECONDS = 1.0  # a rate of tokens is of at least this long
 
 
@@ -129,6 +128,6 @@ class Facts:
 
 
 def _defaults(sampling: common_pb2.SamplingParams) -> str:
-    """The model's sampling defaults as JSON; empty if it has none."""
-    found = {field.name: value for field, value in sampling.ListFields() if field.name in _DEFAULTS}
+    """The model's sampling defaults as JSON, for callers to apply; empty if it has none."""
+    found = {field.name: value for field, value in sampling.ListFields() if field.name in MODEL_DEFAULTS}
     return json.dumps(found) if found else ""

@@ -27,7 +27,7 @@ def nested(levels: int) -> str:
         (schema("[" * 60_000), "nests too deeply"),
         (schema(nested(MAX_DEPTH + 1)), f"more than {MAX_DEPTH} levels"),
         (schema("{'a': 1}"), "is not valid JSON"),
-        (schema({"properties": {"a": {"maxLength": 10**9}}}), "maxLength is 1e.09; at most"),
+        (schema({"properties": {"a": {"maxLength": 10**9}}}), "maxLength is 1000000000; at most"),
         (schema({"maxItems": 1e300}), "maxItems is 1e.300; at most"),
         (schema({"$defs": {"a": {"pattern": "^(a+)+$"}}}), r"'\(a\+\)\+' nests unbounded repetitions"),
         (schema({"patternProperties": {"^([a-z]*)*$": {}}}), "nests unbounded repetitions"),
