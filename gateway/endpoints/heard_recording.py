@@ -58,6 +58,11 @@ class HeardRecording:
         self._most_tokens = 0
         self._has_written = asyncio.Event()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more is written: the model may end before the recording does."""
+        return self._reading is not None and self._reading.done()
+
     async def hear(self, samples: bytes) -> None:
         """Adds samples, at most MOST_BYTES. Waits while the model is far behind.
 
@@ -73,7 +78,8 @@ class HeardRecording:
 
         Raises: see `hear`.
         """
-        await self._send(ends=True)
+        if not self.has_ended:
+            await self._send(ends=True)
         if self._reading is not None:
             await self._reading
 
@@ -106,7 +112,8 @@ class HeardRecording:
 
     async def _start(self, audio: Image, *, goes_on: bool) -> RequestState:
         generation = await self._prepared(goes_on=goes_on, audio=audio)
-        self.prompt_tokens, self._most_tokens = generation.prompt_tokens, generation.max_model_len
+        self.prompt_tokens = generation.prompt_tokens
+        self._most_tokens = generation.prompt_tokens + generation.output_tokens
         return await self._context.pipeline.start(generation)
 
     async def _prepared(self, *, goes_on: bool, audio: Image) -> GenerationRequest:

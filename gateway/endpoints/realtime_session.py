@@ -334,6 +334,8 @@ class RealtimeSession:
         self._context.realtime.audio_seconds += len(segment.samples) / (SAMPLE_BYTES * LIVE_RATE)
         try:
             for start in range(0, len(segment.samples), MOST_BYTES):
+                if self._heard is not None and self._heard.has_ended:
+                    await self._end_heard()
                 heard = self._heard = self._heard or self._begun()
                 await heard.hear(segment.samples[start : start + MOST_BYTES])
                 if heard.is_full:
@@ -390,8 +392,7 @@ class RealtimeSession:
         Raises:
             QuireError: it is not admitted.
         """
-        if self._context.memory.is_short:
-            self._context.memory.admit()
+        self._context.memory.admit()
         scope = self._socket.scope
         key: NamedKey | None = scope["state"].get("named_key")
         admission = None if key is None else key.admit()

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from benchmarks.models import byte_tokenizer
 from gateway.endpoints import heard_recording
+from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.served_model import ServedModel
 from quire.errors import Overloaded, Unavailable
 from quire.v1 import common_pb2
@@ -97,9 +98,13 @@ async def test_a_recording_that_is_over_at_once(stack: GatewayStack) -> None:
         assert (await transcript(client))[1]["text"] == "word word"
 
 
-async def test_a_full_sequence_is_followed_by_another(stack: GatewayStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The texts are joined, whatever size the audio comes in."""
-    monkeypatch.setattr(heard_recording, "_SPARE_TOKENS", 9_990)
+@pytest.mark.parametrize(("spare", "output"), [(9_990, 9_999), (0, 9)], ids=["the model's length", "max_tokens"])
+async def test_a_full_sequence_is_followed_by_another(
+    stack: GatewayStack, monkeypatch: pytest.MonkeyPatch, spare: int, output: int
+) -> None:
+    """The texts are joined, whatever size the audio comes in, and whatever limits a sequence."""
+    monkeypatch.setattr(heard_recording, "_SPARE_TOKENS", spare)
+    monkeypatch.setattr(GenerationRequest, "output_tokens", output)
     monkeypatch.setattr("gateway.endpoints.realtime_session.MOST_BYTES", 8)
     async with connected(stack) as client:
         await told(client)
@@ -148,3 +153,21 @@ async def test_who_is_far_ahead_waits(stack: GatewayStack, monkeypatch: pytest.M
         assert len(renderer.live) == 3
     await eventually(lambda: len(stack.engine.record.aborted) == 1, "the engine goes on")
     await eventually(lambda: not stack.context.pipeline.num_live, "the gateway goes on")
+
+
+@pytest.mark.parametrize("reason", [common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH])
+async def test_a_sequence_that_ends_by_itself_is_followed_by_another(
+    stack: GatewayStack, reason: common_pb2.FinishReason
+) -> None:
+    """Models may end before the recording does, and servers may limit outputs: what comes later is written too."""
+    async with connected(stack) as client:
+        await told(client)
+        await tell(client, UPDATE, append(4))
+        await eventually(lambda: any(request.produced[0] == 4 for request in stack.engine.live))
+        (request,) = stack.engine.live
+        delta = request.outbox.post().deltas.add(stream_id=request.stream_id, finish_reason=reason)
+        request.stopped[0] = 4
+        stack.engine._note_end(request, delta)
+        await eventually(lambda: not stack.context.pipeline.num_live, "it has not ended")
+        await tell(client, append(9), FINAL)
+        assert (await transcript(client))[1]["text"] == "word word word"
