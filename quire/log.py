@@ -157,6 +157,12 @@ class _LogFile(WatchedFileHandler):
         self._terminal = terminal
         self._next = 0.0
 
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # the file is gone, and there can be no new one
+            self.handleError(record)
+
     def handleError(self, record: logging.LogRecord) -> None:
         error, now = sys.exception(), time.monotonic()
         if not isinstance(error, OSError):

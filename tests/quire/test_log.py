@@ -117,3 +117,17 @@ def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
     with pytest.raises(OSError, match="No space left"):  # what the file still holds back
         logging.getLogger().handlers[-1].close()
+
+
+def test_a_folder_that_is_gone_costs_lines_only(tmp_path: Path) -> None:
+    """Whoever logs goes on, and so does the log once the folder is back."""
+    terminal, folder = io.StringIO(), tmp_path / "logs"
+    folder.mkdir()
+    setup_logging("engine", LogOptions(log_file=str(folder / "log")), terminal=terminal)
+    folder.rename(tmp_path / "moved")
+    for number in range(3):
+        LOGGER.info("line %d", number)
+    assert terminal.getvalue() == f"Lines of the log are lost: {folder / 'log'}: No such file or directory.\n"
+    folder.mkdir()
+    LOGGER.info("again")
+    assert "again" in (folder / "log").read_text()
