@@ -184,13 +184,13 @@ class RouterStreams:
             raise DeadlineExceeded("The request did not finish within its time limit.")
         stream_id = next(self._ids)
         router.start(stream_id, from_stream(stream, timeout_ms=max(1, int(seconds * 1000))))
-        coming, stream.coming = stream.coming, []
-        for append in coming:
-            router.hear(stream_id, append)
         stream.stream_id, stream.answered = stream_id, False
         self._placed[stream_id] = stream, router
         router.live += 1
         self._statistics.streams_moved += stream.moves > 0
+        coming, stream.coming = stream.coming, []
+        for append in coming:
+            self.hear(stream, append)
         return True
 
     def _take_away(self, stream: StreamState) -> RouterSession | None:

@@ -295,6 +295,7 @@ class Dispatcher:
         try:
             return self._table.add(stream, stream.waited_until(self._clock.time())) and stream.catch_up()
         except QuireError:
+            self._abort_at_worker(stream)  # which may have got it, and not take the audio that has been waiting
             raise
         except Exception as error:
             logger.exception("a request could not be placed")

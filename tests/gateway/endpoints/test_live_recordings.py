@@ -13,6 +13,8 @@ from benchmarks.models import byte_tokenizer
 from gateway.endpoints import heard_recording
 from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.served_model import ServedModel
+from gateway.services import router_streams
+from gateway.services.routers import RouterSession
 from quire.errors import Overloaded, Unavailable
 from quire.v1 import common_pb2
 from tests.gateway.endpoints.test_realtime import COMMIT, FINAL, UPDATE, append, connected, tell, told, transcript
@@ -171,3 +173,24 @@ async def test_a_sequence_that_ends_by_itself_is_followed_by_another(
         await eventually(lambda: not stack.context.pipeline.num_live, "it has not ended")
         await tell(client, append(9), FINAL)
         assert (await transcript(client))[1]["text"] == "word word word"
+
+
+async def test_audio_that_a_router_does_not_take_ends_the_request_there_too(
+    stack: GatewayStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the audio has been waiting for the router."""
+
+    def full(*_: Any) -> None:
+        raise Overloaded("It does not read.")
+
+    async with connected(stack) as client:
+        await told(client)
+        with monkeypatch.context() as away:
+            away.setattr(router_streams, "pick", lambda *_: None)
+            await tell(client, UPDATE, append(4), append(5))
+            live = stack.context.pipeline._live
+            await eventually(lambda: any(state.streams and state.streams[0].coming for state in live))
+        monkeypatch.setattr(RouterSession, "hear", full)
+        event = await told(client)
+        assert (event["type"], event["error"]) == ("error", "It does not read.")
+        await eventually(lambda: stack.engine.record.started and not stack.engine.live, "the engine goes on")

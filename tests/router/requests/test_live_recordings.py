@@ -10,6 +10,7 @@ import pytest
 from quire.errors import Overloaded, Unavailable
 from quire.v1 import common_pb2
 from router.requests import sessions
+from router.workers.remote import RemoteWorker
 from tests.router.conftest import StartEngine, StartRouter
 from tests.support.engine_process import free_port
 from tests.support.fake_engine import FakeEngine
@@ -69,6 +70,27 @@ async def test_audio_waits_with_its_request(
         assert not caller.streams[2].coming
         await session.hear(2, b"d")
         await eventually(lambda: heard(engine) == [[b"a", b"b", b"d"]])
+
+
+async def test_a_worker_that_does_not_take_what_waited_is_rid_of_the_request(
+    start_engine: StartEngine, start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise Overloaded("It does not read.")
+
+    monkeypatch.setattr(RemoteWorker, "hear", full)
+    engine = await start_engine(silent=True)
+    running = await start_router()
+    running.router.registry.announce("test", [f"127.0.0.1:{free_port()}"])
+    async with running.client.session() as session:
+        output = await session.start(1, begun())
+        await session.hear(1, b"a")
+        callers = running.router.dispatcher.sessions
+        await eventually(lambda: any(1 in caller.streams and caller.streams[1].coming for caller in callers))
+        running.router.registry.announce("test", [engine.address])
+        error = (await output.wait_ended()).error
+        assert isinstance(error, Overloaded)
+        await eventually(lambda: engine.record.started and not engine.live, "the engine goes on")
 
 
 async def test_it_stays_where_it_is_heard(start_engine: StartEngine, start_router: StartRouter) -> None:
