@@ -15,6 +15,7 @@ from starlette.types import Message
 from gateway.context import GatewayContext
 from gateway.middleware.authentication import identify
 from gateway.requests.caller import admission_of
+from quire.errors import Unavailable
 
 
 class Calls:
@@ -25,8 +26,11 @@ class Calls:
         Args:
             app: the application that holds the gateway's components.
         """
-        self._app = app
+        self.app = app
         self._context = context
+        self._num_running = 0  # requests that are admitted
+        self._is_draining = False
+        self._idle = asyncio.Event()
 
     def request_of(self, call: grpc.aio.ServicerContext) -> Request:
         """Returns the request that a call amounts to: its metadata are the headers.
@@ -41,7 +45,7 @@ class Calls:
         ]
         keys = self._context.api_keys
         state: dict[str, Any] = identify(keys, headers) if self._context.options.needs_key else {}
-        scope = {"type": "http", "method": "POST", "path": "/", "headers": headers, "app": self._app, "state": state}
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": headers, "app": self.app, "state": state}
         return Request(scope, _until_cancelled)
 
     @contextlib.contextmanager
@@ -50,16 +54,33 @@ class Calls:
 
         Raises:
             Unauthenticated: see `request_of`.
+            Unavailable: the server is stopping, or short of memory.
             RateLimited: the key has reached a limit.
         """
         request = self.request_of(call)
+        if self._is_draining:
+            raise Unavailable("The server is stopping: send the request to another one, or again in a moment.")
+        self._context.memory.admit()
         if key := request.scope["state"].get("named_key"):
             request.scope["state"]["admission"] = key.admit()
+        self._num_running += 1
         try:
             yield request
         finally:
+            self._num_running -= 1
+            self._note_idle()
             if admission := admission_of(request):
                 admission.end()
+
+    async def drain(self) -> None:
+        """Refuses new requests; returns once none is running."""
+        self._is_draining = True
+        self._note_idle()
+        await self._idle.wait()
+
+    def _note_idle(self) -> None:
+        if self._is_draining and not self._num_running:
+            self._idle.set()
 
 
 async def _until_cancelled() -> Message:

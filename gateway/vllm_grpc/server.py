@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 
 from gateway.background import begin
 from gateway.context import GatewayContext
+from gateway.vllm_grpc.calls import Calls
 from gateway.vllm_grpc.servicer import LEFT_OUT, VllmEngineServicer
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.discovery import join_address
@@ -33,7 +34,8 @@ async def serve_grpc(app: Starlette, context: GatewayContext) -> None:
     Raises:
         StartupError: the port is taken.
     """
-    server = make_grpc_server(app, context, context.options.port)
+    calls = Calls(app, context)
+    server = make_grpc_server(calls, context, context.options.port)
     server.heed_signals()
     await server.start()
     logger.info("serving %s on %s", _SERVICE, join_address(context.options.host, server.port))
@@ -43,10 +45,10 @@ async def serve_grpc(app: Starlette, context: GatewayContext) -> None:
         telling.cancel()
         context.draining = True
 
-    await server.serve_until_stopped(lambda: _drained(context), announce)
+    await server.serve_until_stopped(calls.drain, announce)
 
 
-def make_grpc_server(app: Starlette, context: GatewayContext, port: int) -> GrpcServer:
+def make_grpc_server(calls: Calls, context: GatewayContext, port: int) -> GrpcServer:
     """Creates the server, which is not listening yet."""
     options = context.options
     # The address has been checked: callers need a key, or --insecure is set.
@@ -55,8 +57,10 @@ def make_grpc_server(app: Starlette, context: GatewayContext, port: int) -> Grpc
         drain_timeout_seconds=options.drain_timeout_seconds,
     )  # fmt: skip
     # Keys of callers are checked by the servicer. The token is for calls between the services.
-    server = GrpcServer("gateway", _SERVICE, place, RpcSecurityOptions(), app.state.registry, tracer=context.tracer)
-    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(app, context), _Registrar(server.server))
+    server = GrpcServer(
+        "gateway", _SERVICE, place, RpcSecurityOptions(), calls.app.state.registry, tracer=context.tracer
+    )
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(calls, context), _Registrar(server.server))
     return server
 
 
@@ -87,9 +91,4 @@ async def _tell_health(context: GatewayContext, server: GrpcServer) -> None:
             if missing:
                 report(Stage.WAITING, message=missing)
         told = missing
-        await asyncio.sleep(_POLL_SECONDS)
-
-
-async def _drained(context: GatewayContext) -> None:
-    while context.statistics.num_live:
         await asyncio.sleep(_POLL_SECONDS)

@@ -14,7 +14,6 @@ from dataclasses import replace
 import grpc
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
-from starlette.applications import Starlette
 
 from gateway.answers.collecting import updates
 from gateway.context import GatewayContext
@@ -40,13 +39,9 @@ _FILE_PART_BYTES = 2**20
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     """Implements the calls of vllm_engine.proto, apart from those in LEFT_OUT."""
 
-    def __init__(self, app: Starlette, context: GatewayContext) -> None:
-        """
-        Args:
-            app: see Calls.
-        """
+    def __init__(self, calls: Calls, context: GatewayContext) -> None:
         self._context = context
-        self._calls = Calls(app, context)
+        self._calls = calls
         self._facts = Facts(context)
 
     async def Generate(
@@ -136,11 +131,11 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         files = {
             "tokenizer.json": await tokenizer.tokenizer_json(), "tokenizer_config.json": await tokenizer.config_json()
         }  # fmt: skip
-        data = await asyncio.to_thread(_archive, files)
+        data, checksum = await asyncio.to_thread(_archive, files)
         for start in range(0, len(data), _FILE_PART_BYTES):
             is_last = start + _FILE_PART_BYTES >= len(data)
             yield common_pb2.GetTokenizerChunk(
-                data=data[start : start + _FILE_PART_BYTES], sha256=hashlib.sha256(data).hexdigest() if is_last else ""
+                data=data[start : start + _FILE_PART_BYTES], sha256=checksum if is_last else ""
             )
 
     async def FlushCache(
@@ -194,12 +189,14 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         return Administration(self._context.fleet, (), _ADMINISTRATION_SECONDS)
 
 
-def _archive(files: dict[str, bytes]) -> bytes:
+def _archive(files: dict[str, bytes]) -> tuple[bytes, str]:
+    """The archive, and its checksum: both take long for large vocabularies."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as written:
         for name, data in files.items():
             written.writestr(name, data)
-    return archive.getvalue()
+    data = archive.getvalue()
+    return data, hashlib.sha256(data).hexdigest()
 
 
 def _failure(outcomes: Outcomes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import io
@@ -19,6 +20,8 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from gateway.app import create_app
+from gateway.endpoints import completions
+from gateway.vllm_grpc.calls import Calls
 from gateway.vllm_grpc.server import make_grpc_server
 from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
@@ -26,16 +29,19 @@ from quire.options.reasoning import ReasoningOptions
 from tests.support.fake_engine import FakeOptions
 from tests.support.fake_pooling import EMBEDDER, embedding
 from tests.support.gateway_stack import GatewayStack, running_gateway
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SHORT = pb.GenerateRequest(tokenized=pb.TokenizedInput(input_ids=[65]), sampling_params=pb.SamplingParams(max_tokens=1))
 
 
 class Service:
     """The service, and the stack behind it."""
 
-    def __init__(self, stack: GatewayStack, channel: grpc.aio.Channel) -> None:
+    def __init__(self, stack: GatewayStack, channel: grpc.aio.Channel, calls: Calls) -> None:
         self.stack = stack
+        self.calls = calls
         self.stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
 
     async def generate(self, prompt: Any = (65,), *, stream: bool = False, **sampling: Any) -> list[Any]:
@@ -48,7 +54,7 @@ class Service:
 
     async def refused(self, request: pb.GenerateRequest, code: grpc.StatusCode, *parts: str) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in self.stub.Generate(request):
+            async for _ in self.stub.Generate(request, timeout=WAIT_SECONDS):
                 pass
         assert caught.value.code() is code
         for part in parts:
@@ -58,10 +64,11 @@ class Service:
 @contextlib.asynccontextmanager
 async def serving(folder: Path, engine: FakeOptions | None = None, **options: Any) -> AsyncIterator[Service]:
     async with running_gateway(folder, engine, **options) as stack:
-        server = make_grpc_server(create_app(stack.context), stack.context, 0)
+        calls = Calls(create_app(stack.context), stack.context)
+        server = make_grpc_server(calls, stack.context, 0)
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            yield Service(stack, channel)
+            yield Service(stack, channel, calls)
         await server.server.stop(None)
         assert stack.context.statistics.num_live == 0
 
@@ -181,6 +188,37 @@ async def test_abort_and_cancel(service: Service) -> None:
     await eventually(lambda: service.stack.context.statistics.num_live == 0, "a cancelled call goes on")
 
 
+async def test_the_memory_is_short(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.stack.context.memory, "is_short", True)
+    await service.refused(SHORT, grpc.StatusCode.UNAVAILABLE, "short of memory")
+    await service.stub.Abort(pb.AbortRequest(request_ids=["unknown"]))
+
+
+async def test_a_drain_waits_for_what_runs_and_takes_nothing_new(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a request that has not reached a worker yet."""
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+    prepare = completions.prepare
+
+    async def slowly(*given: Any, **named: Any) -> Any:
+        begun.set()
+        await goes_on.wait()
+        return await prepare(*given, **named)
+
+    monkeypatch.setattr(completions, "prepare", slowly)
+    async with serving(tokenizer_folder) as service:
+        answer = asyncio.create_task(service.generate())
+        await begun.wait()
+        draining = asyncio.create_task(service.calls.drain())
+        await asyncio.sleep(0)
+        await service.refused(SHORT, grpc.StatusCode.UNAVAILABLE, "stopping")
+        assert not draining.done()
+        goes_on.set()
+        await draining
+        assert (await answer)[0].output_ids == [65, 72, 79]
+
+
 async def test_facts(service: Service) -> None:
     assert (await service.stub.HealthCheck(pb.HealthCheckRequest())).healthy
     model = await service.stub.GetModelInfo(pb.GetModelInfoRequest())
@@ -225,14 +263,11 @@ async def test_operators_commands_need_dev_mode(service: Service, tokenizer_fold
 async def test_keys_are_needed_where_the_server_has_some(tokenizer_folder: Path) -> None:
     reasoning = ReasoningOptions(reasoning_parser="qwen3")
     async with serving(tokenizer_folder, api_key=("secret",), reasoning=reasoning) as service:
-        request = pb.GenerateRequest(
-            tokenized=pb.TokenizedInput(input_ids=[65]), sampling_params=pb.SamplingParams(max_tokens=1)
-        )
-        await service.refused(request, grpc.StatusCode.UNAUTHENTICATED, "Authorization: Bearer")
+        await service.refused(SHORT, grpc.StatusCode.UNAUTHENTICATED, "Authorization: Bearer")
         with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
             await service.stub.GetLoads(pb.GetLoadsRequest())
         assert (await service.stub.HealthCheck(pb.HealthCheckRequest())).healthy
-        call = service.stub.Generate(request, metadata=(("authorization", "Bearer secret"),))
+        call = service.stub.Generate(SHORT, metadata=(("authorization", "Bearer secret"),))
         assert [each async for each in call]
         server = await service.stub.GetServerInfo(
             pb.GetServerInfoRequest(), metadata=(("authorization", "Bearer secret"),)
