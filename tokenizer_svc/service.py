@@ -260,11 +260,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def GetTokenizerFile(
         self, request: tokenizer_pb2.GetTokenizerFileRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        # In a thread, and not by json: that would keep all others from running for most of a second.
-        data = await asyncio.to_thread(msgspec.json.encode, self._files.definition)
+        data = await asyncio.to_thread(msgspec.json.encode, self._files.definition)  # json would stop all threads
         for start in range(0, len(data), _FILE_PART_BYTES):
-            part = data[start : start + _FILE_PART_BYTES]
-            await context.write(tokenizer_pb2.GetTokenizerFileResponse(data=part))
+            await context.write(tokenizer_pb2.GetTokenizerFileResponse(data=data[start : start + _FILE_PART_BYTES]))
 
     def _config(self) -> dict[str, Any]:
         """The tokenizer's configuration, with the chat template in use."""
