@@ -30,6 +30,7 @@ class Stream(RoutedRequest):
     journal: Journal
     # What has come of its recording, which goes on, while it waits for a worker.
     coming: list[engine_pb2.AudioAppend] = field(default_factory=list)
+    coming_bytes: int = 0
     # Number of workers lost in a row just as they began it, which it may have crashed.
     suspicions: int = 0
     # Whether it counts against the retry budget.
@@ -71,7 +72,8 @@ class Stream(RoutedRequest):
             self.worker.hear(self.worker_stream_id, append)
             return
         self.coming.append(append)
-        if sum(each.ByteSize() for each in self.coming) > MAX_IMAGES_BYTES:
+        self.coming_bytes += append.ByteSize()
+        if self.coming_bytes > MAX_IMAGES_BYTES:
             raise Overloaded(
                 "The recording has become too long while the request was waiting for a worker; try again in a moment."
             )
@@ -81,7 +83,7 @@ class Stream(RoutedRequest):
 
         Raises: see `hear`.
         """
-        coming, self.coming = self.coming, []
+        coming, self.coming, self.coming_bytes = self.coming, [], 0
         for append in coming:
             self.hear(append)
         return True
