@@ -118,7 +118,11 @@ def _options(options: EngineOptions, spec: KvCacheSpec) -> dict[str, Any]:
 
 def _sealed(value: Any) -> str:
     """Stands for a secret value; fingerprints are shown, so trying out values must take long."""
-    return hashlib.scrypt(json.dumps(value).encode(), salt=b"quire", n=2**14, r=8, p=1).hex() if value else ""
+    return (
+        hashlib.scrypt(json.dumps(value, sort_keys=True).encode(), salt=b"quire", n=2**14, r=8, p=1).hex()
+        if value
+        else ""
+    )
 
 
 def _config(folder: Path, options: EngineOptions) -> dict[str, Any]:

@@ -132,6 +132,8 @@ def test_what_does_not_does_not(folder: Path) -> None:
     same = [of(folder), of(folder, seed=1), of(folder, max_num_seqs=3), of(folder, {"available_bytes": 5})]
     same.append(of(folder, speculative_config={"method": "ngram"}))
     assert len(set(same)) == 1
+    settings = {"key": 1, "alpha": 0.2}
+    assert len({of(folder, watermark_config=dict(each)) for each in (settings, reversed(settings.items()))}) == 1
 
 
 @pytest.fixture
