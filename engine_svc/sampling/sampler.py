@@ -232,7 +232,15 @@ class Sampler:
         Returns:
             int64 [rows], on the device.
         """
-        return self._chooser.choose(logits.contiguous(), slots, num_tokens)[0]
+        token_ids, broken = self._chooser.choose(logits.contiguous(), slots, num_tokens)
+        if self._watermark is None:
+            return token_ids
+        parameters = [self._states[slot].parameters for slot in slots]
+        rows = SampledRows(slots, num_tokens)
+        found, recorder = self._watermark.choose(logits, token_ids, broken, rows, parameters)
+        if recorder is not None:  # what is sampled at these positions is recorded in their place
+            recorder.record(found)
+        return found
 
     def _wanting(self, states: list[SlotState]) -> dict[Scoring, list[int]]:
         """The rows whose tokens are to be scored, by scoring method."""

@@ -64,7 +64,8 @@ def make_watermark(options: EngineOptions, max_model_len: int, device: torch.dev
             "--speculative-config, which accepts drafted tokens without a mark. Use rejection_sampler, with which "
             "drafts change no token."
         )
-    return Watermark(config, options.scheduler.most_sequences, max_model_len + 1, device)
+    most, ahead = options.scheduler.most_sequences, options.speculative.most_query_len - 1
+    return Watermark(config, most, max_model_len + 1, device, ahead)
 
 
 class Watermark:
@@ -74,17 +75,20 @@ class Watermark:
     the device only.
     """
 
-    def __init__(self, config: WatermarkConfig, max_num_seqs: int, most_tokens: int, device: torch.device) -> None:
+    def __init__(
+        self, config: WatermarkConfig, max_num_seqs: int, most_tokens: int, device: torch.device, ahead: int = 0
+    ) -> None:
         """
         Args:
             most_tokens: of a sequence.
+            ahead: how many of a sequence's next tokens are guessed before they are sampled.
         """
         self._config, self._device, self._width = config, device, config.context_width
         self._keys = config.keys()
         span = config.deduplicate_contexts_max_history
         self._span = most_tokens if span is None else min(span, most_tokens)  # positions searched for a context
         # The last tokens of each slot's sequence, each at the remainder of its position.
-        size = self._width if config.deduplicate_contexts == "none" else self._span + self._width
+        size = self._width + ahead + (0 if config.deduplicate_contexts == "none" else self._span)
         self._tokens = torch.zeros((max_num_seqs, size), dtype=torch.int32, device=device)
         self._prompts: dict[int, int] = {}  # slot → tokens of its prompt, of those that are marked
         self._seeds: dict[int, int] = {}

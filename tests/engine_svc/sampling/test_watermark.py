@@ -23,6 +23,7 @@ from quire.options.watermark import WatermarkConfig
 from quire.sampling import SamplingParameters
 from quire.watermark import NO_TOKEN, detect, noise_words, uniform
 from tests.support.plans import sampling_plan
+from tests.support.rank_drafter import RankDrafter
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import make_model
 
@@ -177,6 +178,18 @@ def test_an_engine_marks_what_it_samples(folder: Path) -> None:
         assert choices[0].token_ids != choices[1].token_ids
     with running_engine(folder) as engine:
         assert tokens(run(engine, PROMPTS, SAMPLED)) == out
+
+
+@pytest.mark.parametrize("scope", ["none", "single_turn"])
+def test_draft_models_guess_marked_tokens(folder: Path, scope: str) -> None:
+    """Drafts of the model itself are all right."""
+    marks = {"key": 99, "deduplicate_contexts": scope, "deduplicate_contexts_max_history": 4, "context_width": 1}
+    with running_engine(folder, watermark_config=marks) as engine:
+        expected = tokens(run(engine, PROMPTS, SAMPLED))
+    options: dict[str, Any] = {"speculative_config": {"model": str(folder), "num_speculative_tokens": 3}}
+    with running_engine(folder, watermark_config=marks, drafter=RankDrafter(3), **options) as engine:
+        assert tokens(run(engine, PROMPTS, SAMPLED)) == expected
+        assert engine.load().step <= 12  # of 40 tokens, four at a time
 
 
 def test_who_insists_on_a_mark_is_told_that_there_is_none() -> None:
