@@ -358,7 +358,7 @@ def test_a_grammar_is_followed(client: openai.OpenAI) -> None:
         ({"guided_regex": "(a+)+$"}, "guided_regex", "nests unbounded repetitions"),
         ({"guided_json": '{"items":' * 10_000 + "{}" + "}" * 10_000}, "guided_json", "nests too deeply"),
         ({"guided_json": {"$ref": "#"}}, "guided_json", "no output satisfies it"),
-        ({"structured_outputs": {"json": {"maxLength": 10**9}}}, "structured_outputs.json", "maxLength is 1e"),
+        ({"structured_outputs": {"json": {"maxLength": 10**9}}}, "structured_outputs.json", "maxLength is 1000000000"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "leave one of them out"),
         ({"guided_regex": "a", "guided_decoding_backend": "lm-format-enforcer"}, "guided_regex", "hold up every other"),
     ],

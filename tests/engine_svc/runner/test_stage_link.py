@@ -48,7 +48,7 @@ class StandIn:
     close = release_caches
 
 
-model = RankModel(SimpleNamespace(load=lambda folder: StandIn()), cpu, rank)
+model = RankModel(SimpleNamespace(load=lambda *folders: StandIn()), cpu, rank)
 for count in (1, 2, 3):
     model.runner.run(count)
     model.upkeep(ReleaseMemory(forgets_weights=True))
