@@ -26,11 +26,8 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_model setup.py
 
 # Tests spend half of their time waiting for processes and timers: run two per core, or one per core if there are many.
-# Slow ones wait more: where cores are few, three per core.
-CORES := $(shell nproc 2>/dev/null || echo 2)
-WORKERS := $(shell echo $$(($(CORES) < 4 ? 2 * $(CORES) : $(CORES) < 8 ? 8 : $(CORES))))
-SLOW_WORKERS := $(shell echo $$(($(CORES) < 4 ? 3 * $(CORES) : $(WORKERS))))
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --durations 25 --durations-min 10
+WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --durations 25 --durations-min 10
 
 .PHONY: serve test test-fast test-slow test-lm-eval test-arm test-emulated-gpu fuzz sbom clients lint format protos docs models bench bench-compare bench-client bench-quantization bench-gpu check-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
 
@@ -50,7 +47,6 @@ endef
 test-fast: $(VENV)/.installed-dev
 	$(call STAGE,not slow,worksteal)
 
-test-slow: WORKERS := $(SLOW_WORKERS)
 test-slow: $(VENV)/.installed-dev $(CLIENTS)/.installed
 	$(call STAGE,slow,loadscope)
 
