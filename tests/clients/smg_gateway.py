@@ -31,9 +31,9 @@ def wait_for_model(url: str, gateway: subprocess.Popen[bytes]) -> str:
     while time.monotonic() < deadline:
         assert gateway.poll() is None, "smg has ended"
         try:
-            models = httpx.get(f"{url}/v1/models", timeout=2).json()["data"]
+            models = httpx.get(f"{url}/v1/models", timeout=2).json().get("data", ())
         except (httpx.HTTPError, ValueError):
-            models = []
+            models = ()
         if models and models[0]["id"] != "unknown":
             return str(models[0]["id"])
         time.sleep(0.2)
