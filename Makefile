@@ -65,7 +65,7 @@ test-emulated-gpu: $(VENV)/.installed-dev
 
 # Random messages, bodies and files, more of them than the suite tries, and others each time. The first line tells the seed.
 CASES ?= 5000
-SEED ?= $(shell date +%s)
+fuzz: SEED := $(shell date +%s)
 fuzz: $(VENV)/.installed-dev
 	@echo "SEED=$(SEED)"
 	QUIRE_FUZZ_CASES=$(CASES) QUIRE_FUZZ_SEED=$(SEED) $(PYTEST) tests/fuzzing --dist worksteal $(ARGS)

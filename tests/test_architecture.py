@@ -211,6 +211,11 @@ for module in {started}:
     assert (found.returncode, found.stderr) == (0, "")
 
 
+def test_a_gateway_starts_without_numpy() -> None:
+    code = "import sys, gateway.main; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+
+
 def test_services_start_before_what_calls_them_is_loaded() -> None:
     slow = {"grpc", "google.protobuf", "yaml"}
     code = f"import sys, quire.cli, quire.serve.stack; sys.exit(bool({slow} & set(sys.modules)))"

@@ -89,7 +89,7 @@ async def _embed(request: Request, body: CohereEmbedRequest, version: str) -> Re
 
 
 def _embeddings(kinds: Sequence[str], outputs: Sequence[Pooled]) -> CohereEmbeddings:
-    from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+    from gateway.answers import vectors  # late: it needs numpy, a third of a gateway's start
 
     found = CohereEmbeddings()
     if "float" in kinds:

@@ -99,7 +99,7 @@ async def classified(request: Request, body: ClassifyRequest) -> Response:
 
 
 def _classification(call: PoolingCall, index: int, output: Pooled) -> Classification:
-    from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+    from gateway.answers import vectors  # late: it needs numpy, a third of a gateway's start
 
     values: list[Any] = vectors.lists_of(output)
     best, names = max(range(len(values)), key=values.__getitem__), call.info.label_names
@@ -170,7 +170,7 @@ async def _written(
         return await _in_bytes(call, body, outputs, kind)
 
     def whole() -> Any:
-        from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+        from gateway.answers import vectors  # late: it needs numpy, a third of a gateway's start
 
         if body.encoding_format == "base64":
             return make([vectors.in_base64(output, dtype, endianness) for output in outputs])
@@ -188,7 +188,7 @@ async def _written(
 
 async def _in_bytes(call: PoolingCall, body: VectorFields, outputs: Sequence[Pooled], kind: str) -> Response:
     """Writes all values in one binary body; with `bytes`, a header describes which are which."""
-    from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+    from gateway.answers import vectors  # late: it needs numpy, a third of a gateway's start
 
     dtype, endianness = body.embed_dtype or "float32", body.endianness or "native"
     parts = [vectors.encoded(output, dtype, endianness) for output in outputs]

@@ -9,7 +9,6 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from gateway.context import context_of
-from gateway.endpoints.realtime_session import RealtimeSession
 from gateway.errors import error_response, plain_error, stopping
 from gateway.requests.named_key import NamedKey
 
@@ -18,6 +17,8 @@ _SUBPROTOCOL = "realtime"  # which OpenAI's clients for browsers offer
 
 async def realtime(socket: WebSocket) -> None:
     """Transcribes audio while it arrives."""
+    from gateway.endpoints.realtime_session import RealtimeSession  # late: it needs numpy, a third of a gateway's start
+
     if (refusal := _refusal(socket)) is not None:
         await socket.send_denial_response(refusal)
         return

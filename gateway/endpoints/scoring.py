@@ -188,7 +188,7 @@ async def _scores(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Score
 
 async def _cross_encoded(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
     """Scores pairs with a model that reads both of one together."""
-    from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+    from gateway.answers import vectors  # late: it needs numpy, a third of a gateway's start
 
     if call.info.num_labels != 1:
         raise InvalidRequest(
@@ -235,7 +235,7 @@ def _only_texts(sides: Sequence[Side]) -> list[str]:
 
 async def _compared(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
     """Scores pairs by comparing vectors of each text or content."""
-    from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+    from gateway.answers import vectors  # late: it needs numpy, a third of a gateway's start
 
     by_token = call.info.is_late_interaction
     task = "token_embed" if by_token else "embed"

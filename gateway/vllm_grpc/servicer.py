@@ -72,7 +72,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self, request: vllm_engine_pb2.EmbedRequest, context: grpc.aio.ServicerContext
     ) -> vllm_engine_pb2.EmbedResponse:
         """Embeds token ids."""
-        from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+        from gateway.answers import vectors  # late: it needs numpy, a third of a gateway's start
 
         self._facts.last_request = time.time()
         with self._calls.admitted(context) as caller:

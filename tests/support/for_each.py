@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 Test = Callable[..., None]
 
 
@@ -25,6 +27,8 @@ def for_each(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[T
             for case in cases:
                 try:
                     test(**given, **case)
+                except pytest.skip.Exception as error:
+                    raise AssertionError(f"{case} would skip all cases behind it") from error
                 except BaseException as error:
                     error.add_note(f"with {case}")
                     raise

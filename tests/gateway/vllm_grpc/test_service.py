@@ -26,6 +26,7 @@ from gateway.vllm_grpc.server import make_grpc_server
 from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
 from quire.options.reasoning import ReasoningOptions
+from quire.options.server import RpcSecurityOptions
 from tests.support.fake_engine import FakeOptions
 from tests.support.fake_pooling import EMBEDDER, embedding
 from tests.support.gateway_stack import GatewayStack, running_gateway
@@ -290,3 +291,21 @@ async def test_options_of_http_are_refused_beside_it() -> None:
     GatewayOptions(grpc=True, port=5, server_dev_mode=True).check()
     with pytest.raises(StartupError, match="leave out --root-path, --enable-scale-out"):
         GatewayOptions(grpc=True, root_path="/a", enable_scale_out=True).check()
+
+
+async def test_another_server_is_told_where_the_blocks_are(tokenizer_folder: Path) -> None:
+    engine = FakeOptions(step_seconds=0.001, kv_role="kv_both", kv_connector="GrpcConnector")
+    security = RpcSecurityOptions(grpc_token="shared")
+    async with serving(tokenizer_folder, engine, enable_kv_transfer_params=True, security=security) as service:
+        request = pb.GenerateRequest(
+            tokenized=pb.TokenizedInput(input_ids=[65]), kv_transfer_params_json='{"do_remote_decode": true}',
+            sampling_params=pb.SamplingParams(max_tokens=1),
+        )  # fmt: skip
+        (prefilled,) = [each.complete async for each in service.stub.Generate(request)]
+        told = json.loads(prefilled.kv_transfer_params_json)
+        address = f"{told['remote_host']}:{told['remote_port']}"
+        assert (told["do_remote_prefill"], address) == (True, service.stack.engine.address)
+        request.kv_transfer_params_json = prefilled.kv_transfer_params_json
+        (answer,) = [each.complete async for each in service.stub.Generate(request)]
+        assert not answer.HasField("kv_transfer_params_json")
+        assert service.stack.engine.record.started[-1].kv_source == address
